@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+PYTHON ?= python3
+PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
+
+.PHONY: demo test lint bench setup clean
+
+demo: .venv/ready  ## the bundled comparison: full cache against beaconkv on a real model
+	.venv/bin/beaconkv demo
+
+test: lint .venv/ready .venv-tf4/ready  ## every test, with the newest and the oldest supported transformers
+	@echo "== transformers 5.x"
+	.venv/bin/python -m pytest -n 2
+	@echo "== transformers 4.x"
+	.venv-tf4/bin/python -m pytest -n 2
+
+lint: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+bench: .venv/ready  ## seconds a step and bytes, methods in turn
+	.venv/bin/python benchmarks/decode.py
+
+setup: .venv/ready .venv-tf4/ready
+
+.venv/ready: pyproject.toml constraints.txt constraints-tf5.txt
+	@echo "== setting up .venv (transformers 5.x); a few minutes the first time"
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf5.txt -e ".[dev]"
+	@touch $@
+
+.venv-tf4/ready: pyproject.toml constraints.txt constraints-tf4.txt
+	@echo "== setting up .venv-tf4 (transformers 4.x); a few minutes the first time"
+	$(PYTHON) -m venv .venv-tf4
+	.venv-tf4/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf4.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-tf4 .pytest_cache .hypothesis .ruff_cache

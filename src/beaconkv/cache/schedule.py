@@ -1,0 +1,100 @@
+"""When a layer is evicted, down to how many entries, and which of them are never touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCOPES = ("total", "output")
+
+
+@dataclass(frozen=True)
+class EvictionSchedule:
+    """Budgets of one layer and KV head, in entries.
+
+    Attributes:
+        budget: B_max. An eviction happens when so many entries are held. None: never.
+        budget_min: B_min, entries left after an eviction. Default: 7/8 of the budget, as in the paper.
+        scope: "total": B_max bounds everything, prompt included, and a longer prompt is itself evicted
+            at the end of its prefill. "output": the prompt is the protected prefix and does not count;
+            B_max bounds the entries after it.
+        prefix: first entries never evicted: a number, or "prompt". With scope "output" it is the prompt.
+        protect: last entries never evicted.
+        prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
+            a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
+
+    "The prompt" is what the first forward pass over an empty cache brings.
+
+    Raises:
+        ValueError: settings that leave no room; the message says which budget would do.
+    """
+
+    budget: int | None
+    budget_min: int | None = None
+    scope: str = "total"
+    prefix: int | str = 4
+    protect: int = 32
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ValueError(f"scope must be one of {', '.join(SCOPES)}; got {self.scope!r}")
+        if self.prefix != "prompt":
+            _require("prefix", self.prefix, 0, ' or "prompt"')
+        _require("protect", self.protect, 0)
+        if self.prefill_chunk is not None:
+            _require("prefill_chunk", self.prefill_chunk, 1, " or None")
+        if self.budget is None:
+            if self.budget_min is not None:
+                raise ValueError(f"budget_min={self.budget_min} has no meaning without a budget")
+            return
+        _require("budget", self.budget, 1, " or None")
+        if self.budget_min is None:
+            object.__setattr__(self, "budget_min", 7 * self.budget // 8)
+        _require("budget_min", self.budget_min, 0)
+        fixed = self.fixed_prefix + self.protect
+        if not max(fixed, 1) <= self.budget_min < self.budget:
+            least = max(fixed, 1) + 1
+            while 7 * least // 8 < max(fixed, 1):
+                least += 1
+            raise ValueError(
+                f"budget={self.budget}, budget_min={self.budget_min} leave no room: "
+                f"prefix + protect ({self.fixed_prefix} + {self.protect}) <= budget_min < budget must hold. "
+                f"Choose a budget of at least {least}, or a smaller prefix or protect"
+            )
+
+    @property
+    def fixed_prefix(self) -> int:
+        """The part of the prefix that is known before the prompt."""
+        return 0 if self.prefix == "prompt" or self.scope == "output" else self.prefix
+
+    def prefix_for(self, prompt: int) -> int:
+        """Protected first entries of a row whose prompt has so many tokens."""
+        if self.scope == "output":
+            return prompt
+        return prompt if self.prefix == "prompt" else self.prefix
+
+    def full_at(self, prompt: int) -> int | None:
+        """Entries at which a row with such a prompt is evicted; None: never."""
+        if self.budget is None:
+            return None
+        return self.budget + (prompt if self.scope == "output" else 0)
+
+    def kept_for(self, prompt: int) -> int:
+        """Entries left after an eviction of a row with such a prompt.
+
+        Raises:
+            ValueError: the prompt is the protected prefix and leaves no room within the budget.
+        """
+        if self.scope == "output":
+            return self.budget_min + prompt
+        if self.prefix == "prompt" and prompt + self.protect > self.budget_min:
+            raise ValueError(
+                f"prompt of {prompt} tokens as prefix + protect {self.protect} exceed budget_min {self.budget_min}: "
+                'choose a larger budget, prefix=<number>, or scope="output"'
+            )
+        return self.budget_min
+
+
+def _require(name: str, value: object, least: int, also: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}{also}, got {value!r}")

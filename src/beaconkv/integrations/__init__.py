@@ -1,0 +1,1 @@
+"""One module for each host; only it knows the host's API."""

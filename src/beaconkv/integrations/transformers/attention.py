@@ -1,0 +1,111 @@
+"""Attention and mask functions: what transformers calls in place of the kernel it was told to use.
+
+A function is registered for each wrapped kernel, under ``beaconkv_<kernel>``, when a cache is first
+attached to a model that uses it. Without a bounded layer in the call it is the wrapped kernel itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ...cache import AttentionInputs
+from .support import KERNELS
+
+PREFIX = "beaconkv_"
+CALL_KWARG = "beaconkv_call"
+"""Travels through the attention module's **kwargs and says which bounded layer the call belongs to."""
+
+BOUNDED_OFFSET = -1
+"""The kv_offset by which a bounded layer tells the mask function that it needs no mask but the padding."""
+
+
+def wrapped_name(kernel: str) -> str:
+    """The registered name of a kernel's wrapper.
+
+    Raises:
+        ValueError: a kernel that cannot be wrapped.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"attention implementation {kernel!r} cannot be bounded; choose from {', '.join(KERNELS)}")
+    return PREFIX + kernel
+
+
+def register(kernel: str) -> None:
+    """Make the wrapper of ``kernel`` known to transformers. Doing it twice changes nothing."""
+    name = wrapped_name(kernel)
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _attention_function(kernel))
+        AttentionMaskInterface.register(name, _mask_function(kernel))
+
+
+def run_kernel(kernel: str, module: nn.Module, *args, **kwargs):
+    """Call the wrapped kernel as transformers would have."""
+    if kernel == "eager":
+        function = sys.modules[type(module).__module__].eager_attention_forward  # each model file has its own
+    else:
+        function = ALL_ATTENTION_FUNCTIONS[kernel]
+    return function(module, *args, **kwargs)
+
+
+def _attention_function(kernel: str) -> Callable:
+    def bounded_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask, **kwargs):
+        call = kwargs.pop(CALL_KWARG, None)
+        if call is None:
+            return run_kernel(kernel, module, query, key, value, attention_mask, **kwargs)
+        return call.attend(module, query, key, value, attention_mask, kernel, **kwargs)
+
+    return bounded_attention
+
+
+def _mask_function(kernel: str) -> Callable:
+    def bounded_mask(*args, **kwargs):
+        if kwargs.get("kv_offset") != BOUNDED_OFFSET:
+            return ALL_MASK_ATTENTION_FUNCTIONS[kernel](*args, **kwargs)
+        mask, num_new = kwargs.get("attention_mask"), kwargs["kv_length"]
+        if mask is None:
+            return None
+        mask = mask[:, -num_new:]
+        if num_new == 1 and mask.device.type != "cpu":
+            # A decode step must not wait for the device: padding there fails on the device instead.
+            torch._assert_async(mask.all(), "a single-token step of a bounded cache must not be padding")
+            return None
+        return None if mask.all() else mask
+
+    return bounded_mask
+
+
+def kernel_mask(kernel: str, inputs: AttentionInputs, query: Tensor) -> Tensor | None:
+    """The mask in the form ``kernel`` takes: a new token sees what is stored, earlier new tokens and itself.
+
+    Args:
+        inputs: entries (B, H_kv, N, D); for m > 1 queries the last m are the new tokens.
+        query: (B, H, m, D).
+
+    Returns:
+        None where the kernel needs no mask; (B, N) bool for flash attention; else (1 or B, 1, m, N).
+    """
+    num_new, num_entries = query.shape[2], inputs.keys.shape[2]
+    if kernel.startswith("flash"):
+        return inputs.valid
+    if inputs.valid is None and (num_new == 1 or (num_new == num_entries and kernel == "sdpa")):
+        return None  # everything is visible, or plainly causal
+    device = query.device
+    index = torch.arange(num_entries, device=device)
+    own = num_entries - num_new + torch.arange(num_new, device=device).view(1, 1, -1, 1)
+    if num_new == 1:
+        visible = inputs.valid[:, None, None, :]
+    else:
+        visible = index <= own
+        if inputs.valid is not None:
+            # Padding sees itself, so that no row of the softmax is empty; nobody reads what it computes.
+            visible = (visible & inputs.valid[:, None, None, :]) | (index == own)
+    if kernel == "sdpa":
+        return visible
+    return torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, torch.finfo(query.dtype).min)

@@ -1,0 +1,72 @@
+"""Closing the gaps after an eviction. Reference version.
+
+Attention does not depend on the order of the entries, so survivors from above the new length fill the
+holes below it (method.md §5): at most N - K entries move, the other K stay where they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import Rows
+
+
+def fill_holes_source(keep: Tensor, num_entries: int) -> Tensor:
+    """Where each slot gets its entry from when only the holes are filled.
+
+    Args:
+        keep: (R, H_kv, K) int64 ascending slots to keep, K < num_entries.
+        num_entries: N, entries before the eviction.
+
+    Returns:
+        (R, H_kv, K) int64: slot i holds afterwards what slot ``source[..., i]`` held. Kept slots
+        below K are their own source; holes take the survivors at or above K, both in ascending order.
+    """
+    new_length = keep.shape[-1]
+    kept = torch.zeros(*keep.shape[:-1], num_entries, dtype=torch.bool, device=keep.device)
+    kept.scatter_(-1, keep, True)
+    hole = ~kept[..., :new_length]
+    # The k-th hole takes the k-th survivor from above; those are the last entries of `keep`.
+    num_above = hole.sum(dim=-1, keepdim=True)
+    rank = hole.cumsum(dim=-1) - 1
+    survivor = keep.gather(-1, (new_length - num_above + rank).clamp_(0, new_length - 1))
+    own = torch.arange(new_length, device=keep.device).expand_as(keep)
+    return torch.where(hole, survivor, own)
+
+
+def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Rows | None = None) -> None:
+    """Move entries in place so that slot i holds what ``source[..., i]`` held, moving at most N - K.
+
+    Args:
+        tensors: each (B, H_kv, capacity, ...), changed in place.
+        source: (R, H_kv, K) from :func:`fill_holes_source`.
+        num_entries: N, entries before the eviction. Slots in [K, N) are free afterwards.
+        rows: the rows of the batch that ``source`` speaks of; None means all.
+    """
+    num_rows, heads, new_length = source.shape
+    moves = min(num_entries - new_length, new_length)
+    # Holes first, in slot order; the rest of this list are slots that are their own source, and
+    # copying them onto themselves is the price of a shape that does not depend on the data.
+    is_hole = source >= new_length
+    into = is_hole.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :moves]
+    from_ = source.gather(-1, into)
+    index = rows.index if rows is not None else None
+    row = (torch.arange(num_rows, device=source.device) if index is None else index).view(-1, 1, 1)
+    head = torch.arange(heads, device=source.device).view(1, -1, 1)
+    for tensor in tensors:
+        tensor[row, head, into] = tensor[row, head, from_]
+
+
+def gather_entries(tensor: Tensor, source: Tensor) -> Tensor:
+    """A copy in which slot i holds what slot ``source[..., i]`` held.
+
+    Args:
+        tensor: (R, H_kv, N, ...).
+        source: (R, H_kv, K) int64.
+
+    Returns:
+        (R, H_kv, K, ...).
+    """
+    index = source.view(*source.shape, *(1,) * (tensor.ndim - 3)).expand(*source.shape, *tensor.shape[3:])
+    return tensor.gather(2, index)

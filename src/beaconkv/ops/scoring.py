@@ -1,0 +1,79 @@
+"""How much observation queries attend to each entry (BeaconKV, section 4.3). Reference version."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import AttentionParams
+
+POOLS = ("max", "mean")
+
+
+def pool(x: Tensor, dim: int, how: str) -> Tensor:
+    """``max`` or ``mean`` over one dimension."""
+    if how not in POOLS:
+        raise ValueError(f"pool must be one of {', '.join(POOLS)}; got {how!r}")
+    return x.amax(dim) if how == "max" else x.mean(dim)
+
+
+def attention_weights(
+    queries: Tensor,
+    keys: Tensor,
+    params: AttentionParams,
+    query_positions: Tensor,
+    key_positions: Tensor,
+) -> Tensor:
+    """W[h, q, j]: softmax over all entries j of q·k_j, causal, float32.
+
+    Args:
+        queries: (R, H, n, D) after RoPE; H is a multiple of H_kv and heads of a group are adjacent.
+        keys: (R, H_kv, N, D) after RoPE.
+        params: scaling, softcap and sinks of the layer.
+        query_positions: (R, n), logical positions; a query sees entries at or before its own.
+        key_positions: (R, H_kv, N), logical positions.
+
+    Returns:
+        (R, H_kv, G, n, N) float32 with G = H / H_kv. A query that sees nothing has weight 0 everywhere.
+    """
+    rows, heads, n, dim = queries.shape
+    kv_heads = keys.shape[1]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
+    grouped = queries.float().view(rows, kv_heads, heads // kv_heads, n, dim)
+    logits = params.scaling * torch.einsum("rhgnd,rhkd->rhgnk", grouped, keys.float())
+    if params.softcap is not None:
+        logits = params.softcap * torch.tanh(logits / params.softcap)
+    visible = key_positions[:, :, None, None, :] <= query_positions[:, None, None, :, None]
+    logits = logits.masked_fill(~visible, -torch.inf)
+    if params.sinks is None:
+        total = logits.logsumexp(dim=-1, keepdim=True)
+    else:
+        sinks = params.sinks.float().view(1, kv_heads, heads // kv_heads, 1, 1).expand(rows, -1, -1, n, 1)
+        total = torch.cat([logits, sinks], dim=-1).logsumexp(dim=-1, keepdim=True)
+    return torch.where(visible, (logits - total).exp(), 0.0)
+
+
+def observation_scores(
+    queries: Tensor,
+    keys: Tensor,
+    params: AttentionParams,
+    query_positions: Tensor,
+    key_positions: Tensor,
+    query_pool: str = "max",
+    group_pool: str = "max",
+) -> Tensor:
+    """Score[j]: attention weight pooled over observation queries, then over the heads of the GQA group.
+
+    The paper takes the maximum over both; the two pools are independent here (its Table 2 changes
+    them together). Arguments are those of :func:`attention_weights`, and
+    ``query_pool``, ``group_pool``: "max" or "mean".
+
+    Returns:
+        (R, H_kv, N) float32.
+
+    Raises:
+        ValueError: an unknown pool, or heads that do not form groups.
+    """
+    weights = attention_weights(queries, keys, params, query_positions, key_positions)
+    return pool(pool(weights, 3, query_pool), 2, group_pool)

@@ -1,0 +1,11 @@
+"""Eviction methods, one file each. A file placed here registers its policies by itself."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from .base import EvictionPolicy, LayerState, make_policy, policies
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["EvictionPolicy", "LayerState", "make_policy", "policies"]

@@ -1,0 +1,128 @@
+"""What every eviction method is: frozen settings with one ``score`` method, and the state of one layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..types import CacheView, Rope, Rows
+
+_REGISTRY: dict[str, type[EvictionPolicy]] = {}
+
+
+class LayerState:
+    """What a policy has seen in one layer of one cache; it lives and dies with that cache.
+
+    This base remembers nothing. Wherever ``rows`` is passed, these rows share one ``row_key``.
+    """
+
+    def row_key(self, row: int) -> Hashable:
+        """Rows with equal keys can be treated as one tensor."""
+        return None
+
+    def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
+        """See the queries of new tokens, each exactly once, after their attention was computed.
+
+        A decode step passes all rows at once, whatever their keys.
+
+        Args:
+            queries: (R, H, m, D) after RoPE, oldest first. Not to be kept: copy what must stay.
+            rope: the model's rope of these m tokens.
+            until_full: per row, entries that may still come before its eviction; 0 or less: it follows now.
+            rows: whose queries these are.
+            view: the entries including the new ones, if the policy sets ``observes_entries``.
+        """
+
+    def evicted(self, source: Tensor, rows: Rows) -> None:
+        """The entries were compacted: slot i now holds what slot ``source[..., i]`` held (R, H_kv, K)."""
+
+    def select_rows(self, index: Tensor, numbers: list[int] | None) -> None:
+        """Row i becomes what row ``index[i]`` was (beam search, expanded or reduced batches).
+
+        Args:
+            index: (B_new,) int64 on the state's device.
+            numbers: the same on the host, or None when all rows share one ``row_key``.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes this state holds."""
+        return 0
+
+
+@dataclass(frozen=True)
+class EvictionPolicy(ABC):
+    """An eviction method. Subclass it with a name and it is registered everywhere:
+
+    >>> @dataclass(frozen=True)
+    ... class Newest(EvictionPolicy, name="newest"):
+    ...     '''Keep the newest entries.'''
+    ...     def score(self, view, state):
+    ...         return view.positions.float()
+
+    A subclass sees a :class:`~beaconkv.types.CacheView` and its own state, never a model or a config.
+    """
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    """Paper and section the method comes from."""
+    evicts: ClassVar[bool] = True
+    """False: the cache grows and no budget applies."""
+    observes_entries: ClassVar[bool] = False
+    """True: ``LayerState.observe`` gets the entries at every step, not the queries alone."""
+    default_prefix: ClassVar[int] = 4
+    default_protect: ClassVar[int] = 32
+
+    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not name:
+            return
+        known = _REGISTRY.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(f"policy name {name!r} is taken by {known.__module__}.{known.__qualname__}")
+        cls.name = name
+        _REGISTRY[name] = cls
+
+    def new_state(self, batch: int) -> LayerState:
+        """A fresh state for one layer of one cache of ``batch`` rows."""
+        return LayerState()
+
+    @abstractmethod
+    def score(self, view: CacheView, state: LayerState) -> Tensor:
+        """How much each entry deserves to stay: (R, H_kv, N) float, finite, higher is better.
+
+        Called when the cache is full, after ``observe`` of the newest token. Must not read anything
+        beyond ``view``, and must treat each row as if it were alone.
+        """
+
+
+def policies() -> dict[str, type[EvictionPolicy]]:
+    """Every registered policy by name, in alphabetical order."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def make_policy(name: str, **settings: Any) -> EvictionPolicy:
+    """Build a policy by name, for example ``make_policy("beaconkv", n_recent=16, n_beacon=16)``.
+
+    Raises:
+        ValueError: an unknown name, an unknown setting or a setting out of range; the message names
+            it and lists the choices.
+    """
+    cls = _REGISTRY.get(name)
+    if cls is None:
+        raise ValueError(f"unknown policy {name!r}; choose from {', '.join(policies())}")
+    known = [f.name for f in fields(cls)]
+    for setting in settings:
+        if setting not in known:
+            raise ValueError(f"policy {name!r} has no setting {setting!r}; it has {', '.join(known) or 'none'}")
+    return cls(**settings)
+
+
+def require_int(owner: str, name: str, value: Any, least: int) -> None:
+    """Raise ``ValueError`` unless ``value`` is an int (no bool) of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}")

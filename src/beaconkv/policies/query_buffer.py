@@ -1,0 +1,202 @@
+"""The bounded memory of past queries: recent ones apart, older ones thinned by continual FPS.
+
+BeaconKV, section 4.2 and Algorithm 2. Per query head there are
+
+    history   at most n_beacon + n_recent queries before RoPE      -> the beacons
+    recent    the last n_recent queries after RoPE, with cos, sin  -> the recent queries
+
+In the paper every query is appended to one buffer, which is reduced to n_beacon by farthest point
+sampling when it holds n_beacon + n_recent. Here a new query first waits among the recent ones
+("fresh") and is turned back and joined to the history only when a reduction is due: the buffer of the
+paper is ``history`` followed by the fresh part of ``recent``, in order of time. Reductions happen
+
+    - when history + fresh reach n_beacon + n_recent,
+    - when n_recent steps are left before the cache is full: the beacons of this cycle are fixed, and
+      the steps that follow stay apart as this cycle's recent queries,
+    - after the eviction: beacons and fresh queries join and start the next cycle,
+    - during prefill, after every ``sample_chunk`` tokens and at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..types import CacheView, Rope, Rows, group_rows
+from .base import LayerState
+
+
+class QueryBuffer(LayerState):
+    """Beacon and recent queries of one layer. Tensors are allocated at the first query.
+
+    Args:
+        batch: rows B.
+        n_recent: recent queries per query head, >= 1.
+        n_beacon: beacon queries per query head, >= 0.
+        sample_chunk: prompt tokens per reduction during prefill; the similarity matrix of a whole
+            long prompt is never built.
+    """
+
+    def __init__(self, batch: int, n_recent: int, n_beacon: int, sample_chunk: int) -> None:
+        self.n_recent, self.n_beacon, self.sample_chunk = n_recent, n_beacon, sample_chunk
+        self.recent: Tensor | None = None  # (B, H, n_recent, D) after RoPE, a ring
+        self.rope: Rope | None = None  # of the ring, (B, n_recent, D_rot)
+        self.history: Tensor | None = None  # (B, H, n_beacon + n_recent, D) before RoPE
+        self.next = 0  # slot of the ring that the next query takes, the same in all rows
+        self.num_recent = [0] * batch  # per row: filled slots of the ring
+        self.num_fresh = [0] * batch  # per row: newest of them, not yet joined to the history
+        self.num_history = [0] * batch
+
+    def row_key(self, row: int) -> tuple[int, int, int]:
+        return self.num_recent[row], self.num_fresh[row], self.num_history[row]
+
+    # ----- seeing queries -----
+
+    def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
+        if self.recent is None:
+            self._allocate(queries, rope)
+        if queries.shape[2] == 1 and rows.index is None:
+            self._append_step(queries, rope)
+        else:
+            self._append_chunk(queries, rope, until_full[0], rows)
+        if self.n_beacon:
+            self._reduce_if_due(until_full, rows)
+
+    def _allocate(self, queries: Tensor, rope: Rope) -> None:
+        batch, (_, heads, _, dim) = len(self.num_recent), queries.shape
+        self.recent = queries.new_zeros(batch, heads, self.n_recent, dim)
+        if self.n_beacon:
+            self.history = queries.new_zeros(batch, heads, self.n_beacon + self.n_recent, dim)
+        cos = rope.cos.new_zeros(batch, self.n_recent, rope.cos.shape[-1])
+        self.rope = Rope(cos, torch.zeros_like(cos), rope.apply)
+
+    def _append_step(self, queries: Tensor, rope: Rope) -> None:
+        """One token in every row: write one slot of the ring."""
+        self.recent[:, :, self.next] = queries[:, :, 0]
+        self.rope.cos[:, self.next] = rope.cos[:, 0]
+        self.rope.sin[:, self.next] = rope.sin[:, 0]
+        self.next = (self.next + 1) % self.n_recent
+        self.num_recent = [min(n + 1, self.n_recent) for n in self.num_recent]
+        self.num_fresh = [n + 1 for n in self.num_fresh]
+
+    def _append_chunk(self, queries: Tensor, rope: Rope, until_full: int, rows: Rows) -> None:
+        """Several tokens at once, or one token in some rows; all rows alike.
+
+        The last tokens before the cache is full stay fresh, the others join the history now.
+        """
+        self._align()
+        num_new, fresh = queries.shape[2], self.num_fresh[rows.numbers[0]]
+        stay = min(max(self.n_recent - max(until_full, 0), 0), num_new) if num_new > 1 else 1
+        leave = num_new - stay
+        if self.n_beacon:
+            spill = fresh if leave else max(0, fresh + stay - self.n_recent)
+            if spill:
+                self._join(self._fresh_before_rope(fresh, fresh - spill, rows), rows)
+            for start in range(0, leave, self.sample_chunk):
+                stop = min(start + self.sample_chunk, leave)
+                self._join(ops.unrotate(queries[:, :, start:stop], rope.steps(start, stop)), rows, reduce=True)
+            fresh = fresh - spill + stay
+
+        tail = slice(max(0, num_new - self.n_recent), num_new)
+        for ring, new, dim in (
+            (self.recent, queries[:, :, tail], 2),
+            (self.rope.cos, rope.cos[:, tail].expand(len(rows), -1, -1), 1),
+            (self.rope.sin, rope.sin[:, tail].expand(len(rows), -1, -1), 1),
+        ):
+            size = self.n_recent - new.shape[dim]
+            old = rows.take(ring).narrow(dim, self.n_recent - size, size)
+            rows.put(ring, dim, 0, torch.cat([old, new.to(ring)], dim=dim))
+        for row in rows.numbers:
+            self.num_recent[row] = min(self.num_recent[row] + num_new, self.n_recent)
+            self.num_fresh[row] = fresh
+
+    # ----- the cycle -----
+
+    def _reduce_if_due(self, until_full: list[int], rows: Rows) -> None:
+        """Join fresh queries to the history where the cycle asks for it, and reduce."""
+        due: list = [None] * len(self.num_fresh)
+        for row, left in zip(rows.numbers, until_full, strict=True):
+            fresh, history = self.num_fresh[row], self.num_history[row]
+            if left == self.n_recent and fresh:
+                due[row] = (fresh, history, True)
+            elif left > 0 and (fresh == self.n_recent or fresh + history >= self.n_beacon + self.n_recent):
+                due[row] = (fresh, history, False)
+        if any(due):
+            for key, group in group_rows(due, self.recent.device):
+                if key is not None:
+                    self._join_fresh(group, reduce=key[2])
+
+    def evicted(self, source: Tensor, rows: Rows) -> None:
+        if self.n_beacon:
+            self._join_fresh(rows, reduce=True)
+
+    def _join_fresh(self, rows: Rows, reduce: bool) -> None:
+        fresh = self.num_fresh[rows.numbers[0]]
+        self._join(self._fresh_before_rope(fresh, 0, rows), rows, reduce)
+        for row in rows.numbers:
+            self.num_fresh[row] = 0
+
+    def _join(self, before_rope: Tensor, rows: Rows, reduce: bool = False) -> None:
+        """Append queries (R, H, m, D) to the history; reduce it to n_beacon if full or asked to."""
+        size = self.num_history[rows.numbers[0]]
+        joined = torch.cat([rows.take(self.history)[:, :, :size], before_rope.to(self.history)], dim=2)
+        size = joined.shape[2]
+        if size >= self.n_beacon + self.n_recent or (reduce and size > self.n_beacon):
+            picks = ops.farthest_point_sampling(joined, self.n_beacon)
+            joined = joined.gather(2, picks.unsqueeze(-1).expand(*picks.shape, joined.shape[-1]))
+        rows.put(self.history, 2, 0, joined)
+        for row in rows.numbers:
+            self.num_history[row] = joined.shape[2]
+
+    # ----- reading -----
+
+    def beacons(self, rows: Rows) -> Tensor:
+        """(R, H, m, D) beacon queries before RoPE, m <= n_beacon once the cycle has fixed them."""
+        if not self.n_beacon:
+            return rows.take(self.recent)[:, :, :0]
+        return rows.take(self.history)[:, :, : self.num_history[rows.numbers[0]]]
+
+    def recents(self, rows: Rows) -> Tensor:
+        """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once so many were seen."""
+        return rows.take(self.recent).index_select(2, self._slots(self.num_recent[rows.numbers[0]], 0))
+
+    def _slots(self, first: int, last: int) -> Tensor:
+        """Ring slots of the queries from ``first`` steps back (inclusive) to ``last``, oldest first."""
+        slots = [(self.next - back) % self.n_recent for back in range(first, last, -1)]
+        return torch.tensor(slots, dtype=torch.int64, device=self.recent.device)
+
+    def _fresh_before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
+        slots = self._slots(first, last)
+        rope = Rope(self.rope.cos.index_select(1, slots), self.rope.sin.index_select(1, slots), self.rope.apply)
+        return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))
+
+    def _align(self) -> None:
+        """Turn the ring so that its slots are in order of time, in every row."""
+        if self.next:
+            order = self._slots(self.n_recent, 0)
+            self.recent = self.recent.index_select(2, order)
+            cos, sin = self.rope.cos.index_select(1, order), self.rope.sin.index_select(1, order)
+            self.rope, self.next = Rope(cos, sin, self.rope.apply), 0
+
+    # ----- bookkeeping -----
+
+    def select_rows(self, index: Tensor, numbers: list[int] | None) -> None:
+        numbers = [0] * index.shape[0] if numbers is None else numbers
+        self.num_recent = [self.num_recent[row] for row in numbers]
+        self.num_fresh = [self.num_fresh[row] for row in numbers]
+        self.num_history = [self.num_history[row] for row in numbers]
+        if self.recent is None:
+            return
+        self.recent = self.recent.index_select(0, index)
+        if self.history is not None:
+            self.history = self.history.index_select(0, index)
+        cos, sin = self.rope.cos.index_select(0, index), self.rope.sin.index_select(0, index)
+        self.rope = Rope(cos, sin, self.rope.apply)
+
+    @property
+    def nbytes(self) -> int:
+        if self.recent is None:
+            return 0
+        tensors = [self.recent, self.rope.cos, self.rope.sin]
+        return sum(t.nbytes for t in tensors) + (self.history.nbytes if self.history is not None else 0)

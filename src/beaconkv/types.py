@@ -1,0 +1,154 @@
+"""What the floors of the library hand to each other. Only torch is known here.
+
+Symbols: R rows of the batch under consideration, H query heads, H_kv KV heads, D head dimension,
+N entries in the view, n queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RotaryFn = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x (R, heads, n, D), cos (R, n, D_rot), sin (R, n, D_rot)) -> rotated x. Linear in x and in (cos, sin)."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A model's own rotary embedding at n positions.
+
+    Attributes:
+        cos, sin: (R or 1, n, D_rot), any float dtype, as the model computed them: scaling schemes and
+            the attention factor are inside. D_rot is whatever the model's function takes: D, D/2, or
+            the rotary part of D.
+        apply: the model's function; dimensions beyond the rotary part pass through unchanged.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    apply: RotaryFn
+
+    def of_rows(self, rows: Rows) -> Rope:
+        """The rope of some rows of the batch."""
+        if self.cos.shape[0] == 1:
+            return self
+        return Rope(rows.take(self.cos), rows.take(self.sin), self.apply)
+
+    def steps(self, start: int, stop: int) -> Rope:
+        """The rope of the half-open range of steps ``[start, stop)``."""
+        return Rope(self.cos[:, start:stop], self.sin[:, start:stop], self.apply)
+
+    def gather(self, order: Tensor) -> Rope:
+        """The rope at per-row step indices: order (R, m) int64 -> cos, sin (R, m, D_rot)."""
+
+        def pick(t: Tensor) -> Tensor:
+            t = t.expand(order.shape[0], -1, -1)
+            return t.gather(1, order.unsqueeze(-1).expand(-1, -1, t.shape[-1]))
+
+        return Rope(pick(self.cos), pick(self.sin), self.apply)
+
+
+@dataclass(frozen=True)
+class AttentionParams:
+    """How the layer turns q·k into a logit.
+
+    Attributes:
+        scaling: factor on q·k (1/sqrt(D) unless the model has its own).
+        softcap: if set, logits become ``softcap * tanh(logits / softcap)``.
+        sinks: (H,) learned logits that take part in the softmax denominator (gpt-oss), or None.
+    """
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """The entries of one layer that a policy may judge: the stored part, never a slot beyond it.
+
+    All tensors are views or temporary copies; they are valid until the call that received them returns.
+
+    Attributes:
+        keys, values: (R, H_kv, N, D), keys rotated at their original positions.
+        positions: (R, H_kv, N) int32, logical position of each entry (0-based, never reset).
+        now: (R,) int64, logical position of the newest token.
+        rope: the model's rope at ``now``, one step.
+        params: how the layer computes its logits.
+        num_heads: H.
+        rows: which rows of the batch these are.
+    """
+
+    keys: Tensor
+    values: Tensor
+    positions: Tensor
+    now: Tensor
+    rope: Rope
+    params: AttentionParams
+    num_heads: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class EvictionEvent:
+    """One eviction of one layer, in logical positions. Tensors stay on the cache's device.
+
+    Attributes:
+        layer: index of the layer in the model.
+        rows: the rows of the batch that were evicted, in the order of the tensors' first dimension.
+        now: logical position of the newest token, for each of these rows.
+        positions: (R, H_kv, N) int32, entries before the eviction, in slot order.
+        scores: (R, H_kv, N) float32, the policy's score of each of them.
+        kept: (R, H_kv, K) int32, ascending positions that stay.
+        dropped: (R, H_kv, N - K) int32, ascending positions that are gone for good.
+    """
+
+    layer: int
+    rows: list[int]
+    now: list[int]
+    positions: Tensor
+    scores: Tensor
+    kept: Tensor
+    dropped: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch, known to the host by number and to the device by index.
+
+    Attributes:
+        numbers: ascending row numbers.
+        index: (R,) int64 on the device, or None when these are all rows: the usual case then works on
+            the tensors themselves, without a copy, and nothing ever waits for the device.
+    """
+
+    numbers: list[int]
+    index: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """``tensor`` itself for all rows, else a copy of these rows of its first dimension."""
+        return tensor if self.index is None else tensor.index_select(0, self.index)
+
+    def put(self, tensor: Tensor, dim: int, start: int, value: Tensor) -> None:
+        """Write ``value`` in place into ``[start, start + value.shape[dim])`` of ``dim``, in these rows."""
+        target = tensor.narrow(dim, start, value.shape[dim])
+        if self.index is None:
+            target.copy_(value)
+        else:
+            target[self.index] = value
+
+
+def group_rows(keys: list, device: torch.device) -> list[tuple[object, Rows]]:
+    """Rows of a batch that share a key, in order of first appearance."""
+    groups: dict[object, list[int]] = {}
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    if len(groups) == 1:
+        return [(key, Rows(numbers)) for key, numbers in groups.items()]
+    return [(key, Rows(numbers, torch.tensor(numbers, device=device))) for key, numbers in groups.items()]
