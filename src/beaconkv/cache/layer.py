@@ -417,12 +417,14 @@ class BoundedLayer:
         assert self._lengths.tolist() == self.lengths, (self._lengths.tolist(), self.lengths)
         for row, length in enumerate(self.lengths):
             full_at = self.schedule.full_at(self.prompts[row])
-            assert length <= self.num_seen[row] and (full_at is None or length < full_at), (row, length, full_at)
+            assert length <= self.num_seen[row], (row, length, self.num_seen[row])
+            assert full_at is None or length < full_at, (row, length, full_at)
             held = self.positions[row, :, :length].sort(dim=-1).values
             assert (held[:, 1:] > held[:, :-1]).all(), f"row {row} holds a position twice"
             if length == 0:
                 continue
-            assert (held[:, 0] >= 0).all() and (held[:, -1] == self.num_seen[row] - 1).all(), f"row {row}"
+            assert (held[:, 0] >= 0).all(), f"row {row} holds a negative position"
+            assert (held[:, -1] < self.num_seen[row]).all(), f"row {row} holds a position not yet seen"
             prefix = min(self.schedule.prefix_for(self.prompts[row]), length)
             protect = min(self.schedule.protect, length)
             start = torch.arange(prefix, device=held.device)

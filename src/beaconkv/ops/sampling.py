@@ -17,7 +17,10 @@ def cosine_matrix(x: Tensor) -> Tensor:
     # Scaling by the largest component first keeps tiny vectors from underflowing in the norm.
     x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
     unit = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    return unit @ unit.transpose(-1, -2)
+    cos = unit @ unit.transpose(-1, -2)
+    # A query's cosine to itself is exactly 1 (0 for the zero vector): rounding there would break ties.
+    cos.diagonal(dim1=-2, dim2=-1).copy_(unit.any(dim=-1))
+    return cos
 
 
 def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:

@@ -40,8 +40,8 @@ class BoundedCacheLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.is_pending:
             raise RuntimeError(
-                f"layer {self.layer.index}: keys came twice without attention between them. Either the model's "
-                "attention implementation was changed after the cache was made, or a forward pass broke off: make a new cache"
+                f"layer {self.layer.index}: keys came twice without attention between them. The model's attention "
+                "implementation was changed after the cache was made, or a forward pass broke off: make a new cache"
             )
         self.is_pending = True
         return key_states, value_states
@@ -109,7 +109,6 @@ class LayerCall:
 
     host: BoundedCacheLayer
     rope: Rope
-    real: tuple[Tensor, list[int]] | None = None
 
     def attend(
         self,
@@ -131,7 +130,8 @@ class LayerCall:
         if padding is not None:
             if padding.ndim != 2:
                 raise ValueError(
-                    f"a BoundedCache takes a 2-D attention mask (rows, tokens); got {padding.ndim}-D {tuple(padding.shape)}"
+                    "a BoundedCache takes a 2-D attention mask (rows, tokens); "
+                    f"got {padding.ndim}-D {tuple(padding.shape)}"
                 )
             padding = padding.to(query.device)
         params = AttentionParams(
@@ -226,9 +226,7 @@ class BoundedCache(Cache):
     def layer_for_call(self, index: int, model: nn.Module | None) -> BoundedCacheLayer | None:
         """The bounded layer that serves this call, or None for a layer that is not bounded."""
         if model is not self._model():
-            raise ValueError(
-                f"this BoundedCache was made for another model ({type(self._model()).__name__}); make one for each model"
-            )
+            raise ValueError(f"this BoundedCache was made for another model ({type(self._model()).__name__})")
         layer = self.layers[index]
         return layer if isinstance(layer, BoundedCacheLayer) else None
 

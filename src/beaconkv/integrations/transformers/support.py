@@ -26,6 +26,12 @@ def require_supported_release() -> None:
         raise ImportError(f"beaconkv supports transformers >={OLDEST},<{NEXT}; found {installed}")
 
 
+def cache_argument() -> str:
+    """The name under which models and ``generate`` take a cache: "cache" in new releases."""
+    parameters = inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
     """The decoder's self-attention modules by layer index.
 

@@ -1,0 +1,65 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beaconkv import ops
+from beaconkv.types import Rope
+from tests.reference import rope_half
+
+
+def random_rope(n, dim, apply, factor=1.0, interleaved=False, dtype=torch.float32):
+    inv = 1.0 / 10000 ** (torch.arange(dim // 2) / (dim // 2))
+    angle = torch.randint(0, 5000, (n, 1)) * inv
+    angle = angle.repeat_interleave(2, -1) if interleaved else torch.cat([angle, angle], -1)
+    return Rope((factor * angle.cos())[None].to(dtype), (factor * angle.sin())[None].to(dtype), apply)
+
+
+@given(
+    n=st.integers(1, 7),
+    half=st.integers(1, 9),
+    rest=st.sampled_from([0, 1, 6]),
+    layout=st.sampled_from([ops.apply_half, ops.apply_interleaved]),
+    factor=st.sampled_from([1.0, 0.7, 1.35]),
+)
+def test_unrotate_inverts_rotate(n, half, rest, layout, factor):
+    rope = random_rope(n, 2 * half, layout, factor, layout is ops.apply_interleaved)
+    x = torch.randn(2, 3, n, 2 * half + rest)
+    turned = ops.rotate(x, rope)
+    torch.testing.assert_close(ops.unrotate(turned, rope), x, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(turned[..., 2 * half :], x[..., 2 * half :], rtol=0, atol=0)
+    norm = turned[..., : 2 * half].norm(dim=-1) / x[..., : 2 * half].norm(dim=-1)
+    torch.testing.assert_close(norm, torch.full_like(norm, factor), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_reduced_precision_cos_and_sin_are_divided_out(dtype):
+    """cos² + sin² is off by up to 1% in bfloat16; the query before RoPE must not be."""
+    rope = random_rope(9, 16, ops.apply_half, 1.2, dtype=dtype)
+    x = torch.randn(1, 2, 9, 16)
+    torch.testing.assert_close(ops.unrotate(ops.rotate(x, rope), rope), x, atol=1e-5, rtol=1e-5)
+
+
+def test_half_layout_equals_scalar():
+    inv = [1.0, 0.31, 0.02]
+    angle = 17 * torch.tensor(inv)
+    cos, sin = (torch.cat([f(angle)] * 2).view(1, 1, -1) for f in (torch.cos, torch.sin))
+    x = torch.randn(8)
+    got = ops.rotate(x.view(1, 1, 1, 8), Rope(cos, sin, ops.apply_half)).flatten()
+    expected = rope_half(x.tolist(), 17, inv)
+    torch.testing.assert_close(got, torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_interleaved_pairs_neighbours():
+    cos, sin = torch.full((1, 1, 2), math.cos(0.5)), torch.full((1, 1, 2), math.sin(0.5))
+    got = ops.rotate(torch.tensor([1.0, 0.0, 5.0]).view(1, 1, 1, 3), Rope(cos, sin, ops.apply_interleaved)).flatten()
+    torch.testing.assert_close(got, torch.tensor([math.cos(0.5), math.sin(0.5), 5.0]))
+
+
+def test_one_position_serves_all_queries():
+    rope = random_rope(1, 8, ops.apply_half)
+    x = torch.randn(1, 2, 5, 8)
+    each = torch.cat([ops.rotate(x[:, :, i : i + 1], rope) for i in range(5)], 2)
+    torch.testing.assert_close(ops.rotate(x, rope), each)

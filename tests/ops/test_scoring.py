@@ -1,0 +1,84 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beaconkv.ops import POOLS, attention_weights, observation_scores
+from beaconkv.types import AttentionParams
+from tests import reference
+
+
+@given(
+    group=st.integers(1, 4),
+    kv_heads=st.integers(1, 3),
+    n=st.integers(1, 7),
+    num_entries=st.integers(1, 13),
+    query_pool=st.sampled_from(POOLS),
+    group_pool=st.sampled_from(POOLS),
+    sinks=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 999),
+)
+def test_equals_scalar(group, kv_heads, n, num_entries, query_pool, group_pool, sinks, dtype, seed):
+    g = torch.Generator().manual_seed(seed)
+    queries = torch.randn(2, kv_heads * group, n, 6, generator=g).to(dtype)
+    keys = torch.randn(2, kv_heads, num_entries, 6, generator=g).to(dtype)
+    positions = torch.stack([torch.randperm(50, generator=g)[:num_entries] for _ in range(2 * kv_heads)])
+    positions = positions.view(2, kv_heads, num_entries).int()
+    at = torch.randint(50, 60, (2, n), generator=g)
+    at[:, 0] = positions.amax((1, 2))  # one query in the past of none, some that see a part
+    at[:, -1] = positions.amin((1, 2)) + 3
+    sink = torch.randn(kv_heads * group, generator=g) if sinks else None
+    got = observation_scores(queries, keys, AttentionParams(0.4, sinks=sink), at, positions, query_pool, group_pool)
+    assert got.dtype == torch.float32
+    for row in range(2):
+        for head in range(kv_heads):
+            per_head = []
+            for h in range(head * group, (head + 1) * group):
+                rows = []
+                for i in range(n):
+                    seen = positions[row, head].tolist()
+                    if min(seen) > at[row, i]:
+                        rows.append([0.0] * num_entries)
+                        continue
+                    rows.append(
+                        reference.weights(
+                            queries[row, h, i].double().tolist(),
+                            at[row, i].item(),
+                            keys[row, head].double().tolist(),
+                            seen,
+                            0.4,
+                            None if sink is None else sink[h].item(),
+                        )
+                    )
+                per_head.append([reference.pooled([r[j] for r in rows], query_pool) for j in range(num_entries)])
+            expected = [reference.pooled([p[j] for p in per_head], group_pool) for j in range(num_entries)]
+            torch.testing.assert_close(got[row, head], torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+def test_each_pool_is_its_own_choice():
+    args = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 9, 8), AttentionParams(0.5)
+    at, positions = torch.full((1, 5), 9), torch.arange(9).expand(1, 2, -1)
+    cells = [observation_scores(*args, at, positions, q, g) for q in POOLS for g in POOLS]
+    for i in range(4):
+        for j in range(i):
+            assert not torch.allclose(cells[i], cells[j])
+
+
+def test_softcap_and_rows_sum_to_one():
+    queries, keys = 9 * torch.randn(1, 2, 3, 8), 9 * torch.randn(1, 2, 5, 8)
+    at, positions = torch.full((1, 3), 9), torch.arange(5).expand(1, 2, -1)
+    weights = attention_weights(queries, keys, AttentionParams(1.0, softcap=2.0), at, positions)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 1, 3))
+    logits = 2.0 * torch.tanh(queries.view(1, 2, 1, 3, 8) @ keys.view(1, 2, 1, 5, 8).mT / 2.0)
+    torch.testing.assert_close(weights, logits.softmax(-1))
+
+
+def test_refusals():
+    at, positions = torch.zeros(1, 1), torch.zeros(1, 2, 1)
+    with pytest.raises(ValueError, match="3 query heads are not a multiple of 2"):
+        attention_weights(torch.randn(1, 3, 1, 4), torch.randn(1, 2, 1, 4), AttentionParams(1.0), at, positions)
+    with pytest.raises(ValueError, match="max, mean; got 'sum'"):
+        observation_scores(
+            torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4), AttentionParams(1.0), at, positions, "sum", "max"
+        )
