@@ -17,6 +17,7 @@ _COMMON = dict(
     pad_token_id=0,
     bos_token_id=None,
     eos_token_id=None,
+    tie_word_embeddings=False,
 )
 _FAMILIES = {
     "llama": ("Llama", dict(head_dim=8)),
@@ -75,11 +76,13 @@ def _build(family: str, kernel: str, dtype: torch.dtype):
     config = config_class(**{**_COMMON, **extra}, attn_implementation=kernel)
     model = model_class(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            # Sharper attention than the default initialisation, so that what is kept matters.
-            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
-            if not torch.isfinite(parameter).all():
-                parameter.zero_()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:  # sharp attention and lively text: what is kept must matter
+                parameter.normal_(std=1.0 if "embed" in name else 1.4 / parameter.shape[-1] ** 0.5)
+            elif "q_norm" in name or "k_norm" in name:
+                parameter.fill_(0.6 if "Gemma" in type(model).__name__ else 1.6)
+            elif "sinks" in name or "bias" in name:
+                parameter.normal_(std=0.5)
     return model.to(dtype)
 
 

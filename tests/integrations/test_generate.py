@@ -1,0 +1,235 @@
+"""generate() with a bounded cache, in all the ways people call it."""
+
+import pytest
+import torch
+
+from beaconkv import BoundedCache, policies
+from tests.tiny import FAMILIES, greedy, kernels, prompt, tiny
+
+SMALL = dict(budget=40, protect=8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_budget_that_is_never_reached_gives_the_plain_tokens(family):
+    for kernel in kernels(family):
+        model = tiny(family, kernel)
+        for inputs in (prompt(30), prompt(9, 30, 1)):
+            plain = greedy(model, inputs)
+            cache = BoundedCache(model, budget=128)
+            assert torch.equal(greedy(model, inputs, cache), plain), kernel
+            assert cache.stats.evictions == 0
+            assert len(set(plain.flatten().tolist())) >= 8  # the comparison compares something
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "qwen3-yarn", "gpt-oss"])
+def test_reduced_precision(family, dtype):
+    for kernel in kernels(family):
+        model, inputs = tiny(family, kernel, dtype), prompt(30)
+        assert torch.equal(greedy(model, inputs, BoundedCache(model, budget=128)), greedy(model, inputs))
+        cache = BoundedCache(model, **SMALL)
+        greedy(model, inputs, cache, new_tokens=90)
+        cache.check_integrity()
+        assert cache.stats.evictions > 5
+        assert cache.stats.kv_bytes == cache.stats.formula_bytes
+
+
+@pytest.mark.parametrize("policy", [name for name, cls in policies().items() if cls.evicts])
+def test_every_policy(policy):
+    model, inputs = tiny(), prompt(5, 40)
+    assert torch.equal(greedy(model, inputs, BoundedCache(model, policy, 128)), greedy(model, inputs))
+    cache = BoundedCache(model, policy, **SMALL)
+    greedy(model, inputs, cache, new_tokens=90)
+    cache.check_integrity()
+    assert cache.stats.evictions > 5
+
+
+def test_full_policy_is_the_plain_cache():
+    model, inputs = tiny(), prompt(5, 40)
+    cache = BoundedCache(model, "full")
+    assert torch.equal(greedy(model, inputs, cache, new_tokens=1100), greedy(model, inputs, new_tokens=1100))
+    assert cache.stats.entries == cache.stats.tokens_seen == 40 + 1099
+    assert cache.stats.evictions == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss"])
+def test_rows_of_a_padded_batch_are_as_alone(family):
+    """Lengths 5, 40 and 200 in one left-padded batch, 300 new tokens."""
+    model, inputs = tiny(family), prompt(5, 40, 200)
+    settings = dict(budget=64, protect=8)
+    events = []
+    cache = BoundedCache(model, on_evict=events.append, **settings)
+    together = greedy(model, inputs, cache, new_tokens=300)
+    cache.check_integrity()
+    layer = cache._bounded[0].layer.index
+    for row, length in enumerate((5, 40, 200)):
+        alone = {k: v[row : row + 1, 200 - length :] for k, v in inputs.items()}
+        own = BoundedCache(model, **settings)
+        assert torch.equal(greedy(model, alone, own, new_tokens=300)[0], together[row])
+        held = cache.positions(layer)[row]
+        assert torch.equal(own.positions(layer)[0], held[:, : own.stats.entries])
+        assert (held[:, own.stats.entries :] == -1).all()
+    assert {row for e in events for row in e.rows} == {0, 1, 2}
+
+
+def test_permuted_batch_gives_permuted_results():
+    model, inputs = tiny(), prompt(5, 40, 200, 40)
+    order = torch.tensor([2, 0, 3, 1])
+    straight = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=120)
+    permuted = greedy(model, {k: v[order] for k, v in inputs.items()}, BoundedCache(model, **SMALL), new_tokens=120)
+    assert torch.equal(straight[order], permuted)
+
+
+def test_sampling_with_one_seed_gives_one_result():
+    model, inputs = tiny(), prompt(20)
+    runs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        cache = BoundedCache(model, **SMALL)
+        runs.append(
+            model.generate(**inputs, past_key_values=cache, do_sample=True, max_new_tokens=90, num_return_sequences=3)
+        )
+        assert cache.positions(0).shape[0] == 3
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert len({tuple(row.tolist()) for row in runs[0]}) == 3
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("inputs", [prompt(20), prompt(6, 20)], ids=["one", "padded"])
+def test_beams(family, inputs):
+    model = tiny(family)
+    arguments = dict(num_beams=3, new_tokens=60)
+    plain = greedy(model, inputs, **arguments)
+    assert torch.equal(greedy(model, inputs, BoundedCache(model, budget=128), **arguments), plain)
+    cache = BoundedCache(model, **SMALL)
+    first = greedy(model, inputs, cache, **arguments)
+    cache.check_integrity()
+    assert cache.stats.evictions > 5
+    assert torch.equal(greedy(model, inputs, BoundedCache(model, **SMALL), **arguments), first)
+
+
+def test_beams_follow_the_queries_and_positions_of_their_parent():
+    """Each beam's next logits equal those of its own text fed to a fresh cache."""
+    model, inputs = tiny(), prompt(20)
+    cache = BoundedCache(model, **SMALL)
+    out = model.generate(
+        **inputs, past_key_values=cache, num_beams=2, num_return_sequences=2, max_new_tokens=70, do_sample=False
+    )
+    held = cache.positions(0)
+    for beam in range(2):
+        fresh = BoundedCache(model, **SMALL)
+        with torch.no_grad():
+            model(out[beam : beam + 1, :20], past_key_values=fresh, use_cache=True)
+            for t in range(20, out.shape[1] - 1):
+                model(out[beam : beam + 1, t : t + 1], past_key_values=fresh, use_cache=True)
+        assert any(torch.equal(fresh.positions(0)[0], row) for row in held)
+
+
+def test_second_turn_on_the_same_cache():
+    """A second user message continues on what is held; with room for all it is the plain cache."""
+    model = tiny()
+    first, second = prompt(30)["input_ids"], prompt(25, seed=5)["input_ids"]
+
+    def talk(cache):
+        out = model.generate(first, past_key_values=cache, max_new_tokens=40, do_sample=False)
+        turn = torch.cat([out, second], 1)
+        return model.generate(turn, past_key_values=cache, max_new_tokens=40, do_sample=False)
+
+    from transformers import DynamicCache
+
+    assert torch.equal(talk(BoundedCache(model, budget=256)), talk(DynamicCache(config=model.config)))
+    cache = BoundedCache(model, **SMALL)
+    talk(cache)
+    cache.check_integrity()
+    assert cache.stats.tokens_seen == 30 + 40 + 25 + 39
+    assert cache.get_seq_length() == cache.stats.tokens_seen
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 500])
+def test_our_prefill_chunks_equal_the_hosts(chunk):
+    """A long prompt in chunks inside each layer gives what feeding the model chunk by chunk gives."""
+    model, ids = tiny(), prompt(300)["input_ids"]
+    inside = BoundedCache(model, prefill_chunk=chunk, **SMALL)
+    outside = BoundedCache(model, **SMALL)
+    with torch.no_grad():
+        logits = model(ids, past_key_values=inside, use_cache=True).logits[:, -1]
+        for part in ids.split(chunk, 1):
+            expected = model(part, past_key_values=outside, use_cache=True).logits[:, -1]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(inside.positions(2), outside.positions(2))
+    assert inside.stats.peak_entries < 40 + chunk or chunk == 500
+
+
+def test_prompt_longer_than_the_budget_is_held_by_one_layer_at_a_time():
+    model, held = tiny(), []
+
+    def watch(event):
+        layers = [host.layer for host in cache._bounded]
+        held.append([sum(layer.lengths) for layer in layers if layer.is_open])
+
+    cache = BoundedCache(model, on_evict=watch, **SMALL)
+    with torch.no_grad():
+        model(prompt(500)["input_ids"], past_key_values=cache, use_cache=True)
+    assert held == [[35], [35, 35], [35, 35, 35]]
+    per_layer = cache.stats.kv_bytes // 3
+    assert cache.stats.peak_kv_bytes - cache.stats.kv_bytes == per_layer * 500 // 40
+
+
+def test_output_scope_keeps_the_whole_prompt():
+    model, inputs = tiny(), prompt(70)
+    cache = BoundedCache(model, scope="output", budget=24, protect=8)
+    greedy(model, inputs, cache, new_tokens=90)
+    cache.check_integrity()
+    assert cache.stats.evictions > 5
+    assert cache.stats.peak_entries == 70 + 24
+    assert (cache.positions(0)[0, :, :70] == torch.arange(70)).all()
+
+
+@pytest.mark.parametrize("end", range(8, 14))
+def test_end_of_text_around_an_eviction(end):
+    """The last token may come on the step before, at, or after an eviction."""
+    model, inputs = tiny(), prompt(30)
+    full = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=40)[0]
+    cache = BoundedCache(model, **SMALL)
+    token = full[end].item()
+    stopped = greedy(model, inputs, cache, new_tokens=40, eos_token_id=token)[0]
+    first = full.tolist().index(token)
+    assert stopped.tolist() == full[: first + 1].tolist()
+    cache.check_integrity()
+
+
+def test_a_row_that_finishes_early_does_not_disturb_the_others():
+    model, inputs = tiny(), prompt(30, 12)
+    both = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=90)
+    token = both[0, 5].item()
+    cache = BoundedCache(model, **SMALL)
+    stopped = greedy(model, inputs, cache, new_tokens=90, eos_token_id=token)
+    cache.check_integrity()
+    end = both[1].tolist().index(token) + 1 if token in both[1].tolist() else 90
+    assert torch.equal(stopped[1, :end], both[1, :end])
+
+
+def test_prompt_of_one_token():
+    model, inputs = tiny(), prompt(1)
+    assert torch.equal(greedy(model, inputs, BoundedCache(model, budget=128)), greedy(model, inputs))
+    cache = BoundedCache(model, **SMALL)
+    greedy(model, inputs, cache, new_tokens=120)
+    cache.check_integrity()
+    assert cache.stats.evictions > 5
+
+
+def test_accelerate_hooks_and_offloaded_weights(tmp_path):
+    """A model spread by a device map (here: some weights on disk) gives the same tokens."""
+    accelerate = pytest.importorskip("accelerate")
+    from transformers import AutoModelForCausalLM
+
+    model, inputs = tiny("qwen3"), prompt(9, 30)
+    expected = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=60)
+    model.save_pretrained(tmp_path / "model")
+    copy = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+    device_map |= {"model.layers.2": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    copy = accelerate.dispatch_model(copy, device_map, main_device="cpu", offload_dir=str(tmp_path / "off"))
+    cache = BoundedCache(copy, **SMALL)
+    assert torch.equal(greedy(copy, inputs, cache, new_tokens=60), expected)

@@ -1,0 +1,76 @@
+"""Imports go down only: types, ops, policies, cache, integrations, {models, ...}, cli."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import beaconkv
+
+ROOT = Path(beaconkv.__file__).parent
+FLOORS = [
+    {"types"},
+    {"ops"},
+    {"policies"},
+    {"cache"},
+    {"integrations"},
+    {"models", "plan", "evaluation", "analysis"},
+    {"cli"},
+]
+OUTSIDE = {
+    "types": {"torch"},
+    "ops": {"torch"},
+    "policies": {"torch"},
+    "cache": {"torch"},
+    "integrations": {"torch", "transformers", "packaging"},
+}
+
+
+def floor_of(part):
+    return next(i for i, floor in enumerate(FLOORS) if part in floor)
+
+
+def imports(path):
+    """Absolute module names imported by a file of the package, wherever the statement stands."""
+    package = ("beaconkv", *path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            if node.module is None or module == "beaconkv":
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+FILES = [p for p in sorted(ROOT.rglob("*.py")) if p.parent != ROOT or p.stem not in ("__init__", "__main__")]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_down(path):
+    part = path.relative_to(ROOT).parts[0].removesuffix(".py")
+    for name in imports(path):
+        head, *rest = name.split(".")
+        if head == "beaconkv":
+            if rest and rest[0] not in ("__version__",):
+                assert floor_of(rest[0]) <= floor_of(part), f"{path.name} climbs to {name}"
+        elif part in OUTSIDE and head not in sys.stdlib_module_names:
+            assert head in OUTSIDE[part], f"{path.name} imports {head}"
+
+
+def test_the_test_sees_relative_imports(tmp_path):
+    found = set(imports(ROOT / "policies" / "beacon.py"))
+    assert {"beaconkv.ops", "beaconkv.types", "beaconkv.policies.base", "torch"} <= found
+
+
+def test_importing_has_no_effect_and_is_light():
+    """Neither transformers nor any extra is imported, and nothing is registered."""
+    code = (
+        "import sys, beaconkv; beaconkv.make_policy('beaconkv');"
+        "heavy = {'transformers', 'typer', 'rich', 'accelerate', 'gguf'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
