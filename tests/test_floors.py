@@ -16,7 +16,7 @@ FLOORS = [
     {"policies"},
     {"cache"},
     {"integrations"},
-    {"models", "plan", "evaluation", "analysis"},
+    {"models", "plan", "provenance", "evaluation", "analysis"},
     {"cli"},
 ]
 OUTSIDE = {

@@ -29,7 +29,7 @@ from ..policies import EvictionPolicy, LayerState
 from ..types import AttentionParams, CacheView, EvictionEvent, Rope, Rows, group_rows
 from .schedule import EvictionSchedule
 
-GROWTH = 1024
+GROWTH = 256
 """Slots by which a cache without a budget grows."""
 
 

@@ -52,12 +52,10 @@ def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
 
     cos = cosine_matrix(queries)  # (..., N, N)
     pick = cos.mean(dim=-1).argmin(dim=-1, keepdim=True)  # (..., 1)
-    nearest = torch.full_like(cos[..., 0], -torch.inf)  # S: cosine to the nearest pick
-    picked = torch.zeros_like(nearest, dtype=torch.bool)
+    nearest = torch.full_like(cos[..., 0], -torch.inf)  # S: cosine to the nearest pick; +inf once picked
     for i in range(num_samples):
         picks[..., i : i + 1] = pick
-        picked.scatter_(-1, pick, True)
         to_pick = cos.gather(-2, pick.unsqueeze(-1).expand(*pick.shape, cos.shape[-1])).squeeze(-2)
-        nearest = torch.maximum(nearest, to_pick)
-        pick = nearest.masked_fill(picked, torch.inf).argmin(dim=-1, keepdim=True)
+        nearest = torch.maximum(nearest, to_pick).scatter_(-1, pick, torch.inf)
+        pick = nearest.argmin(dim=-1, keepdim=True)
     return picks

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from ...types import Rope, RotaryFn
-from .attention import CALL_KWARG, register, wrapped_name
+from .attention import CALL_KWARG, is_wrapped, register, wrapped_name
 from .support import attention_modules, verified_rotary
 
 _ATTACHMENTS: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()
@@ -32,26 +32,28 @@ class Attachment:
         if missing:
             raise ValueError(f"{type(model).__name__}: no attention module with RoPE found for layers {missing}")
         self.num_users = 0
-        self.configs: dict[int, tuple[Any, str]] = {}  # by id: the config, and the kernel it named
-        for index in sorted(modules):
-            config = modules[index].config
-            self.configs.setdefault(id(config), (config, config._attn_implementation))
-        for _, kernel in self.configs.values():
-            register(kernel)  # refuses a kernel that cannot be wrapped, before anything is changed
-        for config, kernel in self.configs.values():
-            config._attn_implementation = wrapped_name(kernel)
+        self.kernels: dict[int, tuple[Any, str]] = {}  # by id: a config, and the kernel it names by itself
+        self.configs = {id(modules[i].config): modules[i].config for i in sorted(modules)}.values()
+        self.wrap()
         rotary: dict[int, RotaryFn] = {}
-        self.handles = [
-            modules[i].register_forward_pre_hook(_announcer(weakref.ref(model), rotary), with_kwargs=True)
-            for i in layers
-        ]
+        announce = _announcer(weakref.ref(model), rotary)
+        self.handles = [modules[i].register_forward_pre_hook(announce, with_kwargs=True) for i in layers]
+
+    def wrap(self) -> None:
+        """Let every config name our wrapper of its kernel, also where somebody has changed the kernel since."""
+        changed = [config for config in self.configs if not is_wrapped(config._attn_implementation)]
+        for config in changed:
+            register(config._attn_implementation)  # refuses what cannot be wrapped, before anything is changed
+        for config in changed:
+            self.kernels[id(config)] = config, config._attn_implementation
+            config._attn_implementation = wrapped_name(config._attn_implementation)
 
     def detach(self) -> None:
         """Put the model back as it was."""
         for handle in self.handles:
             handle.remove()
-        for config, kernel in self.configs.values():
-            if config._attn_implementation == wrapped_name(kernel):
+        for config, kernel in self.kernels.values():
+            if is_wrapped(config._attn_implementation):
                 config._attn_implementation = kernel
 
 
@@ -64,6 +66,8 @@ def attach(model: nn.Module, layers: list[int], user: object) -> Callable[[], No
     attachment = _ATTACHMENTS.get(model)
     if attachment is None:
         attachment = _ATTACHMENTS[model] = Attachment(model, layers)
+    else:
+        attachment.wrap()
     attachment.num_users += 1
     return weakref.finalize(user, _release, weakref.ref(model), attachment)
 
@@ -88,6 +92,11 @@ def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
         layer = cache.layer_for_call(index, model_ref())
         if layer is None:
             return None
+        if not is_wrapped(module.config._attn_implementation):
+            raise RuntimeError(
+                f"the model's attention implementation became {module.config._attn_implementation!r} after this "
+                "BoundedCache was made: make a new cache"
+            )
         cos, sin = kwargs["position_embeddings"]
         if index not in rotary:
             rest = {k: None if v is cache else v for k, v in kwargs.items()}

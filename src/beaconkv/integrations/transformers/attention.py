@@ -37,6 +37,11 @@ def wrapped_name(kernel: str) -> str:
     return PREFIX + kernel
 
 
+def is_wrapped(name: str) -> bool:
+    """Whether a config's attention implementation is one of ours."""
+    return name.startswith(PREFIX)
+
+
 def register(kernel: str) -> None:
     """Make the wrapper of ``kernel`` known to transformers. Doing it twice changes nothing."""
     name = wrapped_name(kernel)

@@ -40,8 +40,8 @@ class BoundedCacheLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.is_pending:
             raise RuntimeError(
-                f"layer {self.layer.index}: keys came twice without attention between them. The model's attention "
-                "implementation was changed after the cache was made, or a forward pass broke off: make a new cache"
+                f"layer {self.layer.index}: keys came twice without attention between them: "
+                "a forward pass broke off; make a new cache or reset() it"
             )
         self.is_pending = True
         return key_states, value_states

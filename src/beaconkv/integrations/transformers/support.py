@@ -32,15 +32,21 @@ def cache_argument() -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def require_attention_interface(model: nn.Module) -> None:
+    """Raise ``ValueError`` unless the model's attention function can be chosen by name."""
+    if not getattr(model, "_supports_attention_backend", False):
+        name = type(model).__name__
+        raise ValueError(f"{name} does not route attention through transformers' AttentionInterface: cannot be bounded")
+
+
 def attention_modules(model: nn.Module) -> dict[int, nn.Module]:
     """The decoder's self-attention modules by layer index.
 
     Raises:
         ValueError: a model whose attention cannot be observed, with the reason.
     """
+    require_attention_interface(model)
     name = type(model).__name__
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ValueError(f"{name} does not route attention through transformers' AttentionInterface: cannot be bounded")
     modules: dict[int, nn.Module] = {}
     for module in model.modules():
         index = getattr(module, "layer_idx", None)
@@ -70,6 +76,7 @@ def host_layers(model: nn.Module) -> tuple[list, list[int]]:
     Raises:
         ValueError: no full-attention layer.
     """
+    require_attention_interface(model)
     layers = DynamicCache(config=model.config).layers
     if not layers:
         count = model.config.get_text_config(decoder=True).num_hidden_layers
@@ -82,9 +89,7 @@ def host_layers(model: nn.Module) -> tuple[list, list[int]]:
             )
     if not full:
         kinds = sorted({type(layer).__name__ for layer in layers})
-        raise ValueError(
-            f"{type(model).__name__} has no full-attention layer to bound; its layers are {', '.join(kinds)}"
-        )
+        raise ValueError(f"{type(model).__name__} has no full-attention layer to bound, only {', '.join(kinds)}")
     return layers, full
 
 

@@ -1,0 +1,5 @@
+"""``python -m beaconkv``."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,28 @@
+"""The commands, one file each."""
+
+from __future__ import annotations
+
+import typer
+
+from .. import __version__
+from .demo import demo
+from .generate import generate
+from .plan import plan
+from .policies import policies
+
+app = typer.Typer(
+    help="Long reasoning in a small, fixed KV cache.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (generate, policies, plan, demo):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
+    """Options of the program itself."""
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit

@@ -1,0 +1,51 @@
+"""What the commands share: consoles, units, settings given as name=value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import transformers
+from rich.console import Console
+
+console = Console()
+messages = Console(stderr=True)
+"""Progress and remarks; stdout is kept for results."""
+
+
+def report(message: str) -> None:
+    """Say what takes time, in place of transformers' own bars."""
+    transformers.utils.logging.disable_progress_bar()
+    messages.print(f"[dim]{message}[/dim]")
+
+
+def print_json(result: dict[str, Any]) -> None:
+    """One JSON document on stdout, unstyled."""
+    print(json.dumps(result, indent=2, ensure_ascii=False))
+
+
+def human_bytes(count: float) -> str:
+    """12.3 MiB, 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """["n_recent=4", "query_pool=mean"] -> {"n_recent": 4, "query_pool": "mean"}.
+
+    Raises:
+        ValueError: an item without "=".
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"policy settings are written name=value, got {pair!r}")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    return settings

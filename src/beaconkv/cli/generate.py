@@ -1,0 +1,153 @@
+"""``beaconkv generate``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.live import Live
+from rich.text import Text
+from transformers import TextStreamer
+
+from ..integrations.transformers import BoundedCache, cache_argument
+from ..models import load
+from ..policies import make_policy
+from ..policies import policies as registered
+from ..provenance import provenance
+from .common import console, human_bytes, messages, parse_settings, print_json, report
+
+
+class LiveText(TextStreamer):
+    """Streams text; on a terminal, with a line below that says what the cache holds."""
+
+    def __init__(self, tokenizer: Any, cache: BoundedCache, quiet: bool) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.cache, self.quiet = cache, quiet
+        self.line = ""
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if self.quiet:
+            return
+        if self.live is None:
+            print(text, end="\n" if stream_end else "", flush=True)
+            return
+        *whole, self.line = (self.line + text).split("\n")
+        for line in whole:
+            self.live.console.print(line, markup=False, highlight=False)
+        body = Text(self.line + "\n") if not stream_end else Text(self.line)
+        self.live.update(Text.assemble(body, "" if stream_end else (status_line(self.cache), "dim")), refresh=True)
+
+    def __enter__(self) -> LiveText:
+        if self.live is not None:
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self.live is not None:
+            self.live.__exit__(*exc)
+
+
+def status_line(cache: BoundedCache) -> str:
+    """Stored entries, tokens seen, evictions, bytes."""
+    stats = cache.stats
+    return (
+        f"holds {stats.entries:,} of {stats.tokens_seen:,} tokens · {stats.evictions} evictions · "
+        f"{human_bytes(stats.kv_bytes)} cache + {human_bytes(stats.state_bytes)} queries and positions"
+    )
+
+
+def generate(
+    prompt: str | None = typer.Argument(None, help="The user's message; read from standard input if missing."),
+    model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    policy: str = typer.Option("beaconkv", help="Eviction method; `beaconkv policies` lists them."),
+    budget: int | None = typer.Option(
+        None, help="B_max, entries per layer and KV head. Default: 2048 (none for full)."
+    ),
+    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
+    scope: str = typer.Option("total", help="total: the prompt counts; output: it is kept and does not count."),
+    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
+    protect: int | None = typer.Option(None, help="Last entries never evicted."),
+    prefill_chunk: int | None = typer.Option(None, help="Tokens of the prompt a layer takes in at a time."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    max_new_tokens: int = typer.Option(1024, help="Most tokens to write."),
+    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
+    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
+    seed: int = typer.Option(0, help="Of the sampling."),
+    dtype: str = typer.Option("auto", help="float32, bfloat16, float16 or auto."),
+    device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
+    prompt_file: Path | None = typer.Option(None, help="Read the message from a file."),
+    chat: bool = typer.Option(True, help="Apply the model's chat template if it has one."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of streaming."),
+) -> None:
+    """Let a model think in a cache of fixed size; streams the text and what the cache holds."""
+    if prompt_file is not None:
+        prompt = prompt_file.read_text(encoding="utf-8")
+    elif prompt is None:
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise ValueError("the prompt is empty: give it as an argument, by --prompt-file or on standard input")
+    if temperature < 0:
+        raise ValueError(f"temperature must be >= 0, got {temperature}")
+    chosen = make_policy(policy, **parse_settings(settings))
+    if budget is None and registered()[policy].evicts:
+        budget = 2048
+    loaded = load(model, dtype, device, report)
+    cache = BoundedCache(
+        loaded.model,
+        chosen,
+        budget,
+        budget_min=budget_min,
+        scope=scope,
+        prefix=int(prefix) if prefix is not None and prefix.lstrip("-").isdigit() else prefix,
+        protect=protect,
+        prefill_chunk=prefill_chunk,
+    )
+    template = chat and loaded.tokenizer.chat_template is not None
+    if template:
+        message = [{"role": "user", "content": prompt}]
+        text = loaded.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    else:
+        text = prompt
+    inputs = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not template).to(loaded.model.device)
+    sampling = dict(do_sample=True, temperature=temperature, top_p=top_p) if temperature else dict(do_sample=False)
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    with LiveText(loaded.tokenizer, cache, quiet=as_json) as streamer:
+        out = loaded.model.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            **{cache_argument(): cache},
+            **sampling,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=loaded.tokenizer.pad_token_id,
+            streamer=streamer,
+        )
+    seconds = time.perf_counter() - start
+    prompt_tokens = inputs["input_ids"].shape[1]
+    new_tokens = out.shape[1] - prompt_tokens
+    if as_json:
+        written = loaded.tokenizer.decode(out[0, prompt_tokens:], skip_special_tokens=True)
+        print_json(
+            {
+                "text": written,
+                "prompt_tokens": prompt_tokens,
+                "new_tokens": new_tokens,
+                "seconds": round(seconds, 3),
+                "tokens_per_second": round(new_tokens / seconds, 2),
+                "stats": cache.stats.to_dict(),
+                "schedule": vars(cache.schedule),
+                "policy": {"name": policy, **vars(chosen)},
+                **provenance(model=model, seed=seed, sampling=sampling, chat_template=template),
+            }
+        )
+    else:
+        messages.print(f"[dim]{new_tokens} tokens, {new_tokens / seconds:.1f} tokens/s · {status_line(cache)}[/dim]")
+    if chosen.evicts and cache.stats.evictions == 0:
+        messages.print(
+            f"[yellow]nothing was evicted: {cache.stats.tokens_seen} tokens fit the budget of {budget}[/yellow]"
+        )

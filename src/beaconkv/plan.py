@@ -1,0 +1,167 @@
+"""Arithmetic of memory: what a cache costs, how many rows fit, from which length a budget saves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from . import ops
+from .cache import EvictionSchedule
+from .policies import EvictionPolicy
+from .types import Rope, Rows
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides the size of a model's cache.
+
+    Attributes:
+        full_layers, sliding_layers: attention layers of either kind.
+        window: entries a sliding layer holds.
+        num_heads, kv_heads, head_dim: H, H_kv, D.
+        weight_count: parameters.
+    """
+
+    full_layers: int
+    sliding_layers: int
+    window: int
+    num_heads: int
+    kv_heads: int
+    head_dim: int
+    weight_count: int
+
+    @classmethod
+    def of_config(cls, config: Any) -> ModelShape:
+        """Read a transformers config; parameters are counted on a model without storage.
+
+        Raises:
+            ValueError: no full-attention layer: there is nothing to bound.
+        """
+        from transformers import AutoModelForCausalLM
+
+        text = config.get_text_config(decoder=True)
+        heads = text.num_attention_heads
+        kinds = getattr(text, "layer_types", None)
+        if kinds is None:
+            sliding = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
+            kinds = ["sliding_attention" if sliding else "full_attention"] * text.num_hidden_layers
+        full = kinds.count("full_attention")
+        if not full:
+            raise ValueError(
+                f"{type(config).__name__} has no full-attention layer, only {', '.join(sorted(set(kinds)))}"
+            )
+        with torch.device("meta"):
+            weights = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        return cls(
+            full_layers=full,
+            sliding_layers=sum("sliding" in kind for kind in kinds),
+            window=getattr(text, "sliding_window", None) or 0,
+            num_heads=heads,
+            kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            weight_count=weights,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one row costs, with the full cache and at a budget. Bytes unless said otherwise.
+
+    Attributes:
+        weight_bytes: the model.
+        bytes_per_token: keys and values of one token in all full-attention layers.
+        full_row: one row of ``length`` tokens, nothing evicted.
+        bounded_row: one row at the budget: slabs, positions and the policy's state.
+        state_row: the part of bounded_row that is not keys and values.
+        batch_full, batch_bounded: rows that fit beside the weights.
+        break_even_length: tokens from which a bounded row is smaller than a full one.
+    """
+
+    memory: int
+    length: int
+    budget: int
+    policy: str
+    weight_bytes: int
+    bytes_per_token: int
+    full_row: int
+    bounded_row: int
+    state_row: int
+    batch_full: int
+    batch_bounded: int
+    break_even_length: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict, ready for JSON."""
+        return asdict(self)
+
+
+def make_plan(
+    shape: ModelShape,
+    policy: EvictionPolicy,
+    budget: int,
+    *,
+    length: int = 32768,
+    memory_gib: float = 80.0,
+    utilization: float = 0.9,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Plan:
+    """Compare the full cache with a budget.
+
+    Args:
+        shape: of the model.
+        policy: whose state is counted.
+        budget: B_max, in entries.
+        length: tokens of a row, prompt included.
+        memory_gib: memory of the device in GiB.
+        utilization: share of it that weights and caches may take; the rest is for activations.
+        dtype: of weights and cache.
+
+    Raises:
+        ValueError: numbers out of range, or a policy that never evicts.
+    """
+    if not policy.evicts:
+        raise ValueError(f"policy {policy.name!r} never evicts: there is nothing to plan")
+    for name, value in (("length", length), ("memory_gib", memory_gib)):
+        if value <= 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    if not 0 < utilization <= 1:
+        raise ValueError(f"utilization must be in (0, 1], got {utilization}")
+    schedule = EvictionSchedule(budget, prefix=policy.default_prefix, protect=policy.default_protect)
+    per_entry = 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
+    sliding = shape.sliding_layers * min(length, shape.window) * per_entry
+    per_token = shape.full_layers * per_entry
+    state_row = shape.full_layers * _state_bytes(shape, policy, schedule, dtype)
+    full_row = per_token * length + sliding
+    bounded_row = per_token * budget + state_row + sliding
+    weight_bytes = shape.weight_count * dtype.itemsize
+    memory = int(memory_gib * GIB)
+    room = max(0, int(memory * utilization) - weight_bytes)
+    return Plan(
+        memory=memory,
+        length=length,
+        budget=budget,
+        policy=policy.name,
+        weight_bytes=weight_bytes,
+        bytes_per_token=per_token,
+        full_row=full_row,
+        bounded_row=bounded_row,
+        state_row=state_row,
+        batch_full=room // full_row,
+        batch_bounded=room // bounded_row,
+        break_even_length=(per_token * budget + state_row) // per_token + 1,
+    )
+
+
+def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, dtype: torch.dtype) -> int:
+    """Bytes of one layer and row beside keys and values: positions, lengths and the policy's state, measured."""
+    state = policy.new_state(1)
+    query = torch.zeros(1, shape.num_heads, 1, shape.head_dim, dtype=dtype)
+    cos = torch.ones(1, 1, shape.head_dim, dtype=dtype)
+    rope = Rope(cos, torch.zeros_like(cos), ops.apply_half)
+    if not policy.observes_entries:
+        state.observe(query, rope, [schedule.budget], Rows([0]), None)
+    return state.nbytes + 4 * shape.kv_heads * schedule.budget + 8

@@ -1,0 +1,142 @@
+"""What is attached to a model is detached again, and nothing stays on it in between."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from beaconkv import BoundedCache
+from tests.tiny import greedy, kernels, prompt, tiny
+
+SMALL = dict(budget=40, protect=8)
+
+
+def fingerprint(model):
+    """Everything of a model that attaching could leave behind."""
+    hooks = [(name, len(m._forward_pre_hooks), len(m._forward_hooks)) for name, m in model.named_modules()]
+    attributes = [(name, sorted(vars(m))) for name, m in model.named_modules()]
+    return model.config._attn_implementation, hooks, attributes
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss"])
+def test_the_model_is_as_before_when_the_cache_is_gone(family):
+    for kernel in kernels(family):
+        model = tiny(family, kernel)
+        before = fingerprint(model)
+        cache = BoundedCache(model, **SMALL)
+        assert model.config._attn_implementation == f"beaconkv_{kernel}"
+        greedy(model, prompt(20), cache)
+        del cache
+        gc.collect()
+        assert fingerprint(model) == before
+
+
+def test_with_block_detaches_and_a_detached_cache_is_refused():
+    model = tiny()
+    before = fingerprint(model)
+    with BoundedCache(model, **SMALL) as cache:
+        greedy(model, prompt(20), cache)
+    assert fingerprint(model) == before
+    with pytest.raises(RuntimeError, match="detached from its model; make a new one"):
+        model(prompt(3)["input_ids"], past_key_values=cache, use_cache=True)
+
+
+def test_several_caches_of_one_model():
+    model = tiny()
+    before = fingerprint(model)
+    first, second = BoundedCache(model, **SMALL), BoundedCache(model, "streaming_llm", 64)
+    expected = greedy(model, prompt(20), BoundedCache(model, "streaming_llm", 64), new_tokens=80)
+    first.detach()
+    first.detach()
+    assert torch.equal(greedy(model, prompt(20), second, new_tokens=80), expected)
+    second.detach()
+    gc.collect()
+    assert fingerprint(model) == before
+
+
+def test_while_attached_other_caches_do_what_they_did():
+    for family in ("llama", "gemma3", "gpt-oss"):
+        for kernel in kernels(family):
+            model, inputs = tiny(family, kernel), prompt(9, 30)
+            plain = greedy(model, inputs)
+            no_cache = model(inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+            with BoundedCache(model, **SMALL):
+                assert torch.equal(greedy(model, inputs), plain)
+                assert torch.equal(greedy(model, inputs, DynamicCache(config=model.config)), plain)
+                again = model(inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+                assert torch.equal(again, no_cache)
+
+
+def test_two_threads_with_a_cache_each():
+    model = tiny()
+    jobs = [(prompt(20, seed=1), BoundedCache(model, **SMALL)), (prompt(33, seed=2), BoundedCache(model, **SMALL))]
+    expected = [greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=120) for inputs, _ in jobs]
+    results = [None, None]
+
+    def work(i):
+        results[i] = greedy(model, *jobs[i], new_tokens=120)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for got, want in zip(results, expected, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("where", ["attention", "mlp"])
+def test_an_exception_in_the_middle_leaves_the_model_clean(where, monkeypatch):
+    model, inputs = tiny(), prompt(20)
+    before, plain = fingerprint(model), greedy(model, inputs)
+    expected = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=60)
+    cache = BoundedCache(model, **SMALL)
+    greedy(model, inputs, cache)
+    layer = model.model.layers[1]
+    broken = layer.self_attn.o_proj if where == "attention" else layer.mlp
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, "forward", fail)
+        with pytest.raises(KeyboardInterrupt):
+            model(inputs["input_ids"][:, :1], past_key_values=cache, use_cache=True)
+    with pytest.raises(RuntimeError, match="broke off between two layers"):
+        model(inputs["input_ids"][:, :1], past_key_values=cache, use_cache=True)
+    assert torch.equal(greedy(model, inputs), plain)
+    cache.reset()
+    assert torch.equal(greedy(model, inputs, cache, new_tokens=60), expected)
+    del cache
+    gc.collect()
+    assert fingerprint(model) == before
+
+
+def test_a_changed_attention_implementation_is_noticed():
+    model = tiny()
+    cache = BoundedCache(model, **SMALL)
+    try:
+        model.config._attn_implementation = "eager"
+        with pytest.raises(RuntimeError, match="implementation became 'eager' after this BoundedCache was made"):
+            greedy(model, prompt(20), cache)
+        with BoundedCache(model, **SMALL) as new:
+            assert model.config._attn_implementation == "beaconkv_eager"
+            greedy(model, prompt(20), new)
+        cache.detach()
+        assert model.config._attn_implementation == "eager"
+    finally:
+        model.config._attn_implementation = "sdpa"
+
+
+def test_the_caches_memory_goes_with_it():
+    import weakref
+
+    model = tiny()
+    cache = BoundedCache(model, **SMALL)
+    greedy(model, prompt(20), cache)
+    slab = weakref.ref(cache._bounded[0].layer.keys)
+    del cache
+    gc.collect()
+    assert slab() is None

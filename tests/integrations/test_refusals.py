@@ -1,0 +1,154 @@
+"""What cannot work is refused early, by name, with the choices."""
+
+import pytest
+import torch
+import transformers
+
+import beaconkv
+from beaconkv import BoundedCache
+from beaconkv.integrations.transformers import support
+from tests.tiny import _COMMON, greedy, prompt, tiny
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(), "policy 'beaconkv' needs a budget"),
+        (dict(policy="full", budget=64), "policy 'full' never evicts: budget must be None, got 64"),
+        (dict(policy="snap", budget=64), "unknown policy 'snap'; choose from beaconkv"),
+        (dict(policy=3, budget=64), "policy must be a name or an EvictionPolicy, got 3"),
+        (dict(budget=1), "budget=1, budget_min=0 leave no room"),
+        (dict(budget=36), "Choose a budget of at least 42"),
+        (dict(budget=64, prefix=30, protect=30), "leave no room"),
+        (dict(budget=64, scope="prompt"), "scope must be one of total, output"),
+    ],
+)
+def test_settings(settings, message):
+    model = tiny()
+    with pytest.raises(ValueError, match=message):
+        BoundedCache(model, **settings)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_prompt_as_prefix_that_leaves_no_room():
+    model = tiny()
+    cache = BoundedCache(model, budget=64, prefix="prompt", protect=8)
+    with pytest.raises(ValueError, match="prompt of 60 tokens as prefix"):
+        greedy(model, prompt(20, 60), cache)
+
+
+def test_crop_and_assisted_decoding():
+    model = tiny()
+    with pytest.raises(RuntimeError, match="cannot be cropped"):
+        BoundedCache(model, budget=64).crop(-1)
+    for extra in (dict(assistant_model=model), dict(prompt_lookup_num_tokens=3)):
+        with pytest.raises((RuntimeError, ValueError), match="cropped|croppable|assist|rollback|roll back|crop"):
+            greedy(model, prompt(20), BoundedCache(model, budget=64), **extra)
+
+
+def test_cache_implementation_together_with_ours():
+    model = tiny()
+    with pytest.raises(ValueError, match="cache_implementation"):
+        greedy(model, prompt(20), BoundedCache(model, budget=64), cache_implementation="static")
+
+
+def test_a_cache_of_another_model():
+    one, other = tiny("llama"), tiny("qwen3")
+    cache = BoundedCache(one, budget=64)
+    keep = BoundedCache(other, budget=64)
+    with pytest.raises(ValueError, match="made for another model"):
+        greedy(other, prompt(20), cache)
+    del keep
+
+
+def test_another_batch_on_a_used_cache():
+    model = tiny()
+    cache = BoundedCache(model, budget=64)
+    greedy(model, prompt(20), cache)
+    with pytest.raises(ValueError, match="use a new cache for another batch"), torch.no_grad():
+        model(torch.ones(3, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+
+
+def test_a_mask_of_four_dimensions():
+    model, ids = tiny(), prompt(6)["input_ids"]
+    mask = torch.zeros(1, 1, 6, 6)
+    with pytest.raises(ValueError, match="takes a 2-D attention mask"):
+        model(ids, attention_mask=mask, past_key_values=BoundedCache(model, budget=64), use_cache=True)
+
+
+def test_flex_attention():
+    model = tiny()
+    model.config._attn_implementation = "flex_attention"
+    try:
+        with pytest.raises(ValueError, match="'flex_attention' cannot be bounded; choose from sdpa, eager"):
+            BoundedCache(model, budget=64)
+        assert model.config._attn_implementation == "flex_attention"
+    finally:
+        model.config._attn_implementation = "sdpa"
+
+
+def small(name, **extra):
+    config = getattr(transformers, f"{name}Config")(**{**_COMMON, **extra})
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def test_multi_head_latent_attention():
+    model = small(
+        "DeepseekV3",
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        num_key_value_heads=6,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )
+    with pytest.raises(ValueError, match=r"multi-head latent attention \(MLA\)"):
+        BoundedCache(model, budget=64)
+
+
+def test_a_model_of_sliding_layers_only():
+    with pytest.raises(ValueError, match="no full-attention layer to bound, only DynamicSlidingWindowLayer"):
+        BoundedCache(small("Mistral", head_dim=8, sliding_window=16), budget=64)
+
+
+def test_models_without_rope_or_cache():
+    with pytest.raises(ValueError, match="GPT2LMHeadModel"):
+        BoundedCache(transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2)), budget=64)
+    with pytest.raises(ValueError, match="Linear"):
+        BoundedCache(torch.nn.Linear(2, 2), budget=64)
+
+
+def test_a_module_whose_query_cannot_be_turned_back(monkeypatch):
+    """A family that changes queries after RoPE is noticed at the first forward pass, before anything is stored."""
+    from transformers.models.llama import modeling_llama
+
+    model = small("Llama", head_dim=8)
+    own = modeling_llama.apply_rotary_pos_emb
+    q_norm = torch.nn.functional.normalize
+
+    def strange(q, k, cos, sin, *args, **kwargs):
+        q, k = own(q, k, cos, sin, *args, **kwargs)
+        return (q_norm(q + 1.0, dim=-1), k) if k.shape[1] else (q, k)
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", strange)
+    cache = BoundedCache(model, budget=64)
+    with pytest.raises(ValueError, match="query before RoPE cannot be recovered"):
+        greedy(model, prompt(20), cache)
+
+
+def test_unsupported_release(monkeypatch):
+    monkeypatch.setattr(support.transformers, "__version__", "4.56.2")
+    with pytest.raises(ImportError, match=r"supports transformers >=4.57,<6; found 4.56.2"):
+        BoundedCache(tiny(), budget=64)
+
+
+def test_positions_of_a_layer_that_is_not_bounded():
+    cache = BoundedCache(tiny("gemma3"), budget=64)
+    with pytest.raises(ValueError, match="layer 0 is not bounded; bounded layers: 5"):
+        cache.positions(0)
+    assert beaconkv.BoundedCache is BoundedCache
