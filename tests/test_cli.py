@@ -1,0 +1,171 @@
+"""The command line on a tiny saved model, as a person would call it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from beaconkv.cli.app import app
+from beaconkv.cli.common import human_bytes, parse_settings
+from tests.tiny import tiny
+
+PROMPT = " ".join(f"t{i}" for i in range(1, 25))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    model = tiny("qwen3")
+    model.save_pretrained(path)
+    tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(model.config.vocab_size)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t0", pad_token="t0")
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    fast.save_pretrained(path)
+    return str(path)
+
+
+def run(*arguments, **kwargs):
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False, **kwargs)
+
+
+def test_generate_streams_text_and_says_what_the_cache_holds(folder):
+    result = run("generate", PROMPT, "-m", folder, "--budget", 48, "--protect", 8, "--max-new-tokens", 90)
+    assert result.exit_code == 0
+    words = result.stdout.split()
+    assert len([w for w in words if w.startswith("t")]) >= 80
+    status = " ".join(result.stderr.split())
+    assert "of 113 tokens" in status
+    assert "evictions" in status
+    assert "90 tokens," in status
+
+
+def test_generate_json(folder):
+    result = run(
+        "generate", PROMPT, "-m", folder, "--budget", 48, "--protect", 8, "--max-new-tokens", 90, "--json",
+        "--set", "n_recent=4", "--set", "query_pool=mean",
+    )  # fmt: skip
+    document = json.loads(result.stdout)
+    assert document["prompt_tokens"] == 24
+    assert document["new_tokens"] == len(document["text"].split()) == 90
+    assert document["stats"]["evictions"] > 5
+    assert document["policy"]["n_recent"] == 4
+    assert document["policy"]["query_pool"] == "mean"
+    assert document["schedule"]["budget"] == 48
+    assert {"versions", "machine", "seed", "command", "time", "model"} <= set(document)
+
+
+def test_generate_reads_standard_input_and_files(folder, tmp_path):
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    common = ("-m", folder, "--max-new-tokens", 5, "--json")
+    texts = {
+        json.loads(run("generate", PROMPT, *common).stdout)["text"],
+        json.loads(run("generate", *common, input=PROMPT).stdout)["text"],
+        json.loads(run("generate", *common, "--prompt-file", tmp_path / "prompt.txt").stdout)["text"],
+    }
+    assert len(texts) == 1
+
+
+def test_generate_says_when_nothing_was_evicted(folder):
+    result = run("generate", PROMPT, "-m", folder, "--max-new-tokens", 5)
+    assert "nothing was evicted: 28 tokens fit the budget of 2048" in " ".join(result.stderr.split())
+
+
+def test_sampling_needs_one_seed_for_one_text(folder):
+    def text(seed):
+        arguments = ("--temperature", 0.9, "--seed", seed, "--max-new-tokens", 30, "--json")
+        return json.loads(run("generate", PROMPT, "-m", folder, *arguments).stdout)["text"]
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_full_policy_needs_no_budget(folder):
+    document = json.loads(
+        run("generate", PROMPT, "-m", folder, "--policy", "full", "--max-new-tokens", 5, "--json").stdout
+    )
+    assert document["schedule"]["budget"] is None
+
+
+def test_policies():
+    document = json.loads(run("policies", "--json").stdout)
+    rows = {row["name"]: row for row in document["policies"]}
+    assert rows["beaconkv"]["settings"]["n_beacon"] == 16
+    table = run("policies").stdout
+    for name in rows:
+        assert name in table
+
+
+def test_plan(folder):
+    arguments = ("plan", folder, "--budget", 64, "--length", 4096, "--memory", 0.01, "--dtype", "float32")
+    document = json.loads(run(*arguments, "--json").stdout)
+    assert document["plan"]["bytes_per_token"] == 2 * 3 * 2 * 16 * 4
+    assert document["plan"]["batch_bounded"] > document["plan"]["batch_full"]
+    table = " ".join(run(*arguments).stdout.split())
+    assert "smaller than a full one from" in table
+
+
+def test_demo_writes_a_table_and_a_file(folder, tmp_path):
+    out = tmp_path / "sub" / "demo.json"
+    result = run("demo", "-m", folder, "--budget", 48, "--tokens", 40, "--out", out)
+    document = json.loads(out.read_text())
+    full, bounded = document["rows"][:2]
+    assert full["stats"]["evictions"] == 0
+    assert bounded["stats"]["evictions"] > 0
+    assert bounded["stats"]["kv_bytes"] == bounded["stats"]["formula_bytes"]
+    assert 0 < bounded["agreement"] <= 1
+    assert len(bounded["same_until"]) == 3
+    assert "beaconkv" in result.stdout
+
+
+def test_demo_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
+    out = tmp_path / "demo.json"
+    run("demo", "-m", folder, "--budget", 4096, "--tokens", 30, "--policies", "beaconkv", "--out", out)
+    row = json.loads(out.read_text())["rows"][1]
+    assert row["agreement"] == 1.0
+    assert row["same_until"] == [30, 30, 30]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "t1", "--budget", "10"), "error: budget=10"),
+        (("generate", "t1", "--policy", "best"), "error: unknown policy 'best'; choose from"),
+        (("generate", "t1", "--set", "n_beacon"), "error: policy settings are written name=value, got 'n_beacon'"),
+        (
+            ("generate", "t1", "--set", "beacons=3"),
+            "error: policy 'beaconkv' has no setting 'beacons'; it has n_recent",
+        ),
+        (("generate", "  "), "error: the prompt is empty"),
+        (("generate", "t1", "--temperature", "-1"), "error: temperature must be >= 0"),
+        (("generate", "t1", "--prompt-file", "nowhere.txt"), "nowhere.txt"),
+        (("plan", "nothing-known"), "error: unknown model 'nothing-known': choose a bundled one"),
+        (("plan", "FOLDER", "--dtype", "int4"), "error: unknown dtype 'int4'; choose from float32"),
+    ],
+)
+def test_errors_are_one_line_without_traceback(folder, arguments, message):
+    arguments = [folder if a == "FOLDER" else a for a in arguments]
+    if arguments[0] == "generate":
+        arguments += ["-m", folder]
+    done = subprocess.run([sys.executable, "-m", "beaconkv", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_help():
+    assert run("--version").stdout.strip() == __import__("beaconkv").__version__
+    for command in ("generate", "policies", "plan", "demo"):
+        assert command in run("--help").stdout
+
+
+def test_units_and_settings():
+    assert [human_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30, 5 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 GiB", "5120.0 GiB",
+    ]  # fmt: skip
+    assert parse_settings(["a=1", "b=mean", "c=0.5", "d=true"]) == {"a": 1, "b": "mean", "c": 0.5, "d": True}
