@@ -104,7 +104,7 @@ def test_protected_tokens_evicted_on_a_tie():
     for t in range(300):
         layer.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))
         layer.observe(torch.ones(1, 4, 1, 4), one, AttentionParams(0.5))
-        held = layer.held_positions()[0, 0].tolist()
+        held = layer.slab.held_positions()[0, 0].tolist()
         assert held[:3] == list(range(min(t + 1, 3)))
         assert held[-9:] == list(range(max(0, t - 8), t + 1))
 
@@ -192,7 +192,14 @@ def test_slabs_are_never_allocated_again():
         found = []
         for host in cache._bounded:
             layer, state = host.layer, host.layer.state
-            tensors = (layer.keys, layer.values, layer.positions, state.history, state.recent, state.rope.cos)
+            tensors = (
+                layer.slab.keys,
+                layer.slab.values,
+                layer.slab.positions,
+                state.history,
+                state.recent,
+                state.rope.cos,
+            )
             found += [t.untyped_storage().data_ptr() for t in tensors]
         return found
 

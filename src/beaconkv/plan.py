@@ -164,4 +164,4 @@ def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSc
     rope = Rope(cos, torch.zeros_like(cos), ops.apply_half)
     if not policy.observes_entries:
         state.observe(query, rope, [schedule.budget], Rows([0]), None)
-    return state.nbytes + 4 * shape.kv_heads * schedule.budget + 8
+    return state.nbytes + 4 * shape.kv_heads * schedule.budget + 8 + 4

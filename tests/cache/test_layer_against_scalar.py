@@ -153,7 +153,7 @@ def run(policy, schedule, prompts, steps, exact, seed, heads=4, kv_heads=2, dim=
                 assert sorted(gone) == event.dropped[i, h].tolist()
         events.clear()
         for row, scalar in enumerate(scalars):
-            assert layer.lengths[row] == scalar.length
+            assert layer.slab.lengths[row] == scalar.length
 
 
 def test_long_run_of_the_papers_settings():

@@ -136,7 +136,7 @@ def test_the_caches_memory_goes_with_it():
     model = tiny()
     cache = BoundedCache(model, **SMALL)
     greedy(model, prompt(20), cache)
-    slab = weakref.ref(cache._bounded[0].layer.keys)
+    slab = weakref.ref(cache._bounded[0].layer.slab.keys)
     del cache
     gc.collect()
     assert slab() is None

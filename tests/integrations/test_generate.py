@@ -166,7 +166,7 @@ def test_prompt_longer_than_the_budget_is_held_by_one_layer_at_a_time():
 
     def watch(event):
         layers = [host.layer for host in cache._bounded]
-        held.append([sum(layer.lengths) for layer in layers if layer.is_open])
+        held.append([sum(layer.slab.lengths) for layer in layers if layer.is_open])
 
     cache = BoundedCache(model, on_evict=watch, **SMALL)
     with torch.no_grad():

@@ -43,10 +43,10 @@ class Run:
             mask = real if start == 0 and not real.all() else None
             self.layer.append(k[:, :, start:stop], v[:, :, start:stop], mask)
             if poison:
-                for row, length in enumerate(self.layer.lengths):
-                    self.layer.keys[row, :, length:] = torch.nan
-                    self.layer.values[row, :, length:] = torch.nan
-                    self.layer.positions[row, :, length:] = -(10**6)
+                for row, length in enumerate(self.layer.slab.lengths):
+                    self.layer.slab.keys[row, :, length:] = torch.nan
+                    self.layer.slab.values[row, :, length:] = torch.nan
+                    self.layer.slab.positions[row, :, length:] = -(10**6)
             self.layer.observe(q[:, :, start:stop], rope, AttentionParams(D**-0.5))
             self.layer.check_integrity()
 
@@ -135,7 +135,7 @@ class TestContract:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_reduced_precision(self, name, dtype):
         run = Run(name, [1, 2], [130, 5], 60, dtype=dtype)
-        assert run.layer.keys.dtype == dtype
+        assert run.layer.slab.keys.dtype == dtype
         assert len(run.history(0)) > 5
 
     def test_settings_are_frozen_and_described(self, name):

@@ -40,12 +40,12 @@ class LayerState:
     def evicted(self, source: Tensor, rows: Rows) -> None:
         """The entries were compacted: slot i now holds what slot ``source[..., i]`` held (R, H_kv, K)."""
 
-    def select_rows(self, index: Tensor, numbers: list[int] | None) -> None:
+    def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         """Row i becomes what row ``index[i]`` was (beam search, expanded or reduced batches).
 
         Args:
             index: (B_new,) int64 on the state's device.
-            numbers: the same on the host, or None when all rows share one ``row_key``.
+            numbers: the same on the host; where all rows share one ``row_key``, any may stand for another.
         """
 
     @property

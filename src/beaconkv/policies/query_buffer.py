@@ -181,8 +181,7 @@ class QueryBuffer(LayerState):
 
     # ----- bookkeeping -----
 
-    def select_rows(self, index: Tensor, numbers: list[int] | None) -> None:
-        numbers = [0] * index.shape[0] if numbers is None else numbers
+    def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         self.num_recent = [self.num_recent[row] for row in numbers]
         self.num_fresh = [self.num_fresh[row] for row in numbers]
         self.num_history = [self.num_history[row] for row in numbers]

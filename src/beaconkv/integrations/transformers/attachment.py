@@ -11,6 +11,7 @@ Two things are changed on the model, and put back when its last bounded cache is
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,18 @@ from .attention import CALL_KWARG, is_wrapped, register, wrapped_name
 from .support import attention_modules, verified_rotary
 
 _ATTACHMENTS: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()
+
+
+class AnnouncedCache(ABC):
+    """A cache whose attention calls are announced: the part of it that the hook knows."""
+
+    @abstractmethod
+    def serves(self, index: int, model: nn.Module | None) -> bool:
+        """Whether layer ``index`` is bounded. Raises ``ValueError`` for a model that is not the cache's own."""
+
+    @abstractmethod
+    def call(self, index: int, rope: Rope) -> Any:
+        """What the attention function gets: an object with ``attend``."""
 
 
 class Attachment:
@@ -82,28 +95,22 @@ def _release(model_ref: weakref.ref, attachment: Attachment) -> None:
 
 
 def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
-    from .cache import BoundedCache, LayerCall
-
     def announce(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        cache = next((value for value in kwargs.values() if isinstance(value, BoundedCache)), None)
-        if cache is None:
-            return None
-        index = module.layer_idx
-        layer = cache.layer_for_call(index, model_ref())
-        if layer is None:
+        cache = next((value for value in kwargs.values() if isinstance(value, AnnouncedCache)), None)
+        if cache is None or not cache.serves(module.layer_idx, model_ref()):
             return None
         if not is_wrapped(module.config._attn_implementation):
             raise RuntimeError(
                 f"the model's attention implementation became {module.config._attn_implementation!r} after this "
                 "BoundedCache was made: make a new cache"
             )
-        cos, sin = kwargs["position_embeddings"]
+        index, (cos, sin) = module.layer_idx, kwargs["position_embeddings"]
         if index not in rotary:
-            rest = {k: None if v is cache else v for k, v in kwargs.items()}
+            rest = {name: None if value is cache else value for name, value in kwargs.items()}
             hidden = rest.pop("hidden_states", None)
             hidden = args[0] if hidden is None else hidden
             rest["attention_mask"] = None
             rotary[index] = verified_rotary(module, hidden[:1, :1], cos, sin, CALL_KWARG, rest)
-        return args, {**kwargs, CALL_KWARG: LayerCall(layer, Rope(cos, sin, rotary[index]))}
+        return args, {**kwargs, CALL_KWARG: cache.call(index, Rope(cos, sin, rotary[index]))}
 
     return announce

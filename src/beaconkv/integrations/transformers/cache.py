@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ...cache import BoundedLayer, CacheStats, EvictionSchedule
 from ...policies import EvictionPolicy, make_policy
 from ...types import AttentionParams, EvictionEvent, Rope
-from .attachment import attach
+from .attachment import AnnouncedCache, attach
 from .attention import BOUNDED_OFFSET, kernel_mask, run_kernel
 from .support import host_layers, require_supported_release
 
@@ -54,12 +54,12 @@ class BoundedCacheLayer(CacheLayerMixin):
     @property
     def keys(self) -> Tensor | None:
         """(B, H_kv, longest row, D): stored keys, in slot order."""
-        return None if not self.layer.is_open else self.layer.keys[:, :, : max(self.layer.lengths)]
+        return self.layer.slab.keys[:, :, : self.layer.slab.longest] if self.layer.is_open else None
 
     @property
     def values(self) -> Tensor | None:
         """(B, H_kv, longest row, D): stored values, in slot order."""
-        return None if not self.layer.is_open else self.layer.values[:, :, : max(self.layer.lengths)]
+        return self.layer.slab.values[:, :, : self.layer.slab.longest] if self.layer.is_open else None
 
     @property
     def is_initialized(self) -> bool:
@@ -89,7 +89,7 @@ class BoundedCacheLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.layer.is_open:
-            self.layer.select_rows(torch.arange(len(self.layer.lengths)).repeat_interleave(repeats))
+            self.layer.select_rows(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.layer.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
@@ -158,7 +158,7 @@ class LayerCall:
         return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)
 
 
-class BoundedCache(Cache):
+class BoundedCache(Cache, AnnouncedCache):
     """A key-value cache of fixed size for one model; pass it to ``generate`` or ``forward``.
 
     >>> cache = BoundedCache(model, policy="beaconkv", budget=2048)
@@ -223,12 +223,13 @@ class BoundedCache(Cache):
     def __exit__(self, *exc: object) -> None:
         self.detach()
 
-    def layer_for_call(self, index: int, model: nn.Module | None) -> BoundedCacheLayer | None:
-        """The bounded layer that serves this call, or None for a layer that is not bounded."""
+    def serves(self, index: int, model: nn.Module | None) -> bool:
         if model is not self._model():
             raise ValueError(f"this BoundedCache was made for another model ({type(self._model()).__name__})")
-        layer = self.layers[index]
-        return layer if isinstance(layer, BoundedCacheLayer) else None
+        return isinstance(self.layers[index], BoundedCacheLayer)
+
+    def call(self, index: int, rope: Rope) -> LayerCall:
+        return LayerCall(self.layers[index], rope)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
         if not self.detach.alive:
@@ -262,18 +263,20 @@ class BoundedCache(Cache):
         bounded = {host.layer.index: host.layer for host in self._bounded}
         if layer not in bounded:
             raise ValueError(f"layer {layer} is not bounded; bounded layers: {', '.join(map(str, bounded))}")
-        return bounded[layer].held_positions()
+        if not bounded[layer].is_open:
+            return torch.empty(0, 0, 0, dtype=torch.int32)
+        return bounded[layer].slab.held_positions()
 
     @property
     def stats(self) -> CacheStats:
         """Counters and measured bytes of the bounded layers."""
-        layers = [host.layer for host in self._bounded]
-        kv_bytes = sum(layer.kv_bytes for layer in layers)
+        layers = [host.layer for host in self._bounded if host.layer.is_open]
+        kv_bytes = sum(layer.slab.kv_bytes for layer in layers)
         return CacheStats(
-            tokens_seen=max((max(layer.num_seen, default=0) for layer in layers), default=0),
-            entries=max((max(layer.lengths, default=0) for layer in layers), default=0),
+            tokens_seen=max((max(layer.slab.num_seen) for layer in layers), default=0),
+            entries=max((layer.slab.longest for layer in layers), default=0),
             peak_entries=max((layer.peak_entries for layer in layers), default=0),
-            evictions=max((max(layer.num_evictions, default=0) for layer in layers), default=0),
+            evictions=max((max(layer.num_evictions) for layer in layers), default=0),
             entries_dropped=sum(layer.entries_dropped for layer in layers),
             kv_bytes=kv_bytes,
             state_bytes=sum(layer.state_bytes for layer in layers),
