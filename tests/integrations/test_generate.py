@@ -1,5 +1,7 @@
 """generate() with a bounded cache, in all the ways people call it."""
 
+import copy as copy_module
+
 import pytest
 import torch
 
@@ -144,6 +146,27 @@ def test_second_turn_on_the_same_cache():
     cache.check_integrity()
     assert cache.stats.tokens_seen == 30 + 40 + 25 + 39
     assert cache.get_seq_length() == cache.stats.tokens_seen
+
+
+def test_a_copy_goes_on_by_itself():
+    """copy.deepcopy is the usual way to reuse a prompt: the copy and the original do not touch each other."""
+    model, ids = tiny(), prompt(60)["input_ids"]
+    events = []
+    cache = BoundedCache(model, on_evict=events.append, **SMALL)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, use_cache=True)
+    copy = copy_module.deepcopy(cache)
+    turns = [torch.cat([ids, prompt(9, seed=s)["input_ids"]], 1) for s in (1, 2)]
+    first = model.generate(turns[0], past_key_values=copy, max_new_tokens=60, do_sample=False)
+    second = model.generate(turns[1], past_key_values=cache, max_new_tokens=60, do_sample=False)
+    seen = len(events)
+    del copy, cache
+    for turn, expected in zip(turns, (first, second), strict=True):
+        alone = BoundedCache(model, **SMALL)
+        with torch.no_grad():
+            model(ids, past_key_values=alone, use_cache=True)
+        assert torch.equal(model.generate(turn, past_key_values=alone, max_new_tokens=60, do_sample=False), expected)
+    assert seen == 3 * (1 + 2 * alone.stats.evictions - 2)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 500])

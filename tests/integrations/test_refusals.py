@@ -81,6 +81,32 @@ def test_a_mask_of_four_dimensions():
         model(ids, attention_mask=mask, past_key_values=BoundedCache(model, budget=64), use_cache=True)
 
 
+def test_a_causal_mask_that_is_not_plain():
+    """Image blocks or packed sequences need another mask than the one a bounded layer builds."""
+    from transformers.masking_utils import create_causal_mask
+
+    model = tiny()
+    cache = BoundedCache(model, budget=64)
+    embeds, mask = torch.zeros(1, 4, 48), torch.ones(1, 4, dtype=torch.int64)
+    arguments = dict(config=model.config, attention_mask=mask, or_mask_function=lambda b, h, q, k: k < 2)
+    arguments[support.cache_argument()] = cache
+    if support.cache_argument() == "cache":
+        arguments["inputs_embeds"] = embeds
+    else:
+        arguments.update(input_embeds=embeds, cache_position=torch.arange(4))
+    with pytest.raises(ValueError, match="changes the causal mask"):
+        create_causal_mask(**arguments)
+
+
+def test_rotary_embeddings_of_another_form():
+    model = small("Llama", head_dim=8)
+    cache = BoundedCache(model, budget=64)
+    attention = model.model.layers[0].self_attn
+    arguments = {support.cache_argument(): cache}
+    with pytest.raises(ValueError, match="no pair of cos and sin"):
+        attention(torch.zeros(1, 1, 48), position_embeddings=torch.zeros(1, 1, 4), attention_mask=None, **arguments)
+
+
 def test_flex_attention():
     model = tiny()
     model.config._attn_implementation = "flex_attention"

@@ -104,7 +104,12 @@ def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
                 f"the model's attention implementation became {module.config._attn_implementation!r} after this "
                 "BoundedCache was made: make a new cache"
             )
-        index, (cos, sin) = module.layer_idx, kwargs["position_embeddings"]
+        index, embeddings = module.layer_idx, kwargs.get("position_embeddings")
+        if not isinstance(embeddings, tuple) or len(embeddings) != 2:
+            raise ValueError(
+                f"{type(module).__name__} takes no pair of cos and sin as position_embeddings: cannot be bounded"
+            )
+        cos, sin = embeddings
         if index not in rotary:
             rest = {name: None if value is cache else value for name, value in kwargs.items()}
             hidden = rest.pop("hidden_states", None)

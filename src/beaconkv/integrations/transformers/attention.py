@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...cache import AttentionInputs
@@ -73,6 +73,11 @@ def _mask_function(kernel: str) -> Callable:
     def bounded_mask(*args, **kwargs):
         if kwargs.get("kv_offset") != BOUNDED_OFFSET:
             return ALL_MASK_ATTENTION_FUNCTIONS[kernel](*args, **kwargs)
+        if kwargs.get("mask_function") is not causal_mask_function:
+            raise ValueError(
+                "this call changes the causal mask of full-attention layers (image blocks, packed sequences, ...): "
+                "a BoundedCache takes plain causal text"
+            )
         mask, num_new = kwargs.get("attention_mask"), kwargs["kv_length"]
         if mask is None:
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,6 +223,18 @@ class BoundedCache(Cache, AnnouncedCache):
 
     def __exit__(self, *exc: object) -> None:
         self.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundedCache:
+        """An independent copy for the same model: the usual way to reuse a prompt."""
+        if not self.detach.alive:
+            raise RuntimeError("this BoundedCache was detached from its model; make a new one")
+        copy = object.__new__(type(self))
+        shared = [self.policy, self.schedule, *(host.layer.on_evict for host in self._bounded)]
+        memo.update({id(copy): copy, **{id(thing): thing for thing in shared}})
+        copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in ("_model", "detach")})
+        copy._model = self._model
+        copy.detach = attach(self._model(), [host.layer.index for host in copy._bounded], copy)
+        return copy
 
     def serves(self, index: int, model: nn.Module | None) -> bool:
         if model is not self._model():
