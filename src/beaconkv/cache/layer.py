@@ -128,12 +128,15 @@ class BoundedLayer:
 
     # ----- a forward pass -----
 
-    def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> AttentionInputs:
+    def append(
+        self, keys: Tensor, values: Tensor, real: Tensor | None = None, counts: list[int] | None = None
+    ) -> AttentionInputs:
         """Take new entries in.
 
         Args:
             keys, values: (B, H_kv, m, D), keys after RoPE.
             real: (B, m) bool, False where a token is padding; None when none is.
+            counts: real tokens per row, if the host knows them: counting waits for the device.
 
         Returns:
             What the new queries attend to.
@@ -145,7 +148,8 @@ class BoundedLayer:
         if self._chunk is not None:
             raise RuntimeError(f"layer {self.index}: append() twice without observe()")
         keys, values = keys.detach(), values.detach()
-        counts = [keys.shape[2]] * keys.shape[0] if real is None else real.sum(dim=1).tolist()
+        if counts is None:
+            counts = [keys.shape[2]] * keys.shape[0] if real is None else real.sum(dim=1).tolist()
         if not self.is_open:
             self.open(keys, values, counts)
         slab = self.slab

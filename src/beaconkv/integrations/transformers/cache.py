@@ -108,6 +108,7 @@ class BoundedCacheLayer(CacheLayerMixin):
 class LayerCall:
     """One call of one attention module on behalf of a bounded layer."""
 
+    cache: BoundedCache
     host: BoundedCacheLayer
     rope: Rope
 
@@ -128,20 +129,21 @@ class LayerCall:
             kernel: the wrapped attention implementation.
         """
         layer, num_new = self.host.layer, query.shape[2]
+        on_host = None if padding is None else self.cache.padding_on_host(padding)
         if padding is not None:
-            if padding.ndim != 2:
-                raise ValueError(
-                    "a BoundedCache takes a 2-D attention mask (rows, tokens); "
-                    f"got {padding.ndim}-D {tuple(padding.shape)}"
-                )
             padding = padding.to(query.device)
+
+        def count(part: slice) -> list[int]:
+            if on_host is None:
+                return [len(range(num_new)[part])] * query.shape[0]
+            return on_host[:, part].sum(dim=1).tolist()
+
         params = AttentionParams(
             kwargs.get("scaling") or query.shape[-1] ** -0.5, kwargs.get("softcap"), kwargs.get("s_aux")
         )
         rope = Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
         if not layer.is_open:
-            counts = [num_new] * query.shape[0] if padding is None else padding.sum(dim=1).tolist()
-            layer.open(key, value, counts)
+            layer.open(key, value, count(slice(None)))
         size = layer.schedule.prefill_chunk or num_new
         if num_new > size:
             kwargs = {name: kwarg for name, kwarg in kwargs.items() if name not in ("position_ids", "cache_position")}
@@ -150,7 +152,7 @@ class LayerCall:
             part = slice(start, start + size)
             queries = query[:, :, part]
             real = None if padding is None else padding[:, part]
-            inputs = layer.append(key[:, :, part], value[:, :, part], real)
+            inputs = layer.append(key[:, :, part], value[:, :, part], real, count(part))
             mask = kernel_mask(kernel, inputs, queries)
             output, weights = run_kernel(kernel, module, queries, inputs.keys, inputs.values, mask, **kwargs)
             layer.observe(queries, rope.steps(start, start + queries.shape[2]), params)
@@ -214,6 +216,7 @@ class BoundedCache(Cache, AnnouncedCache):
             layers[index] = BoundedCacheLayer(BoundedLayer(policy, self.schedule, index, on_evict))
         super().__init__(layers=layers)
         self._bounded = [layers[index] for index in bounded]
+        self._padding: tuple[Tensor, Tensor] | None = None  # the last mask, on its device and on the host
         self._model = weakref.ref(model)
         self.detach = attach(model, bounded, self)
         """Let go of the model now; the cache cannot be used afterwards."""
@@ -242,7 +245,21 @@ class BoundedCache(Cache, AnnouncedCache):
         return isinstance(self.layers[index], BoundedCacheLayer)
 
     def call(self, index: int, rope: Rope) -> LayerCall:
-        return LayerCall(self.layers[index], rope)
+        return LayerCall(self, self.layers[index], rope)
+
+    def padding_on_host(self, padding: Tensor) -> Tensor:
+        """(rows, tokens) bool: the padding mask on the CPU, fetched once a forward pass and not once a layer.
+
+        Raises:
+            ValueError: a mask that is not two-dimensional.
+        """
+        if padding.ndim != 2:
+            raise ValueError(
+                f"a BoundedCache takes a 2-D attention mask (rows, tokens); got {padding.ndim}-D {tuple(padding.shape)}"
+            )
+        if self._padding is None or self._padding[0] is not padding:
+            self._padding = padding, padding.cpu()
+        return self._padding[1]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
         if not self.detach.alive:
