@@ -1,5 +1,7 @@
 """Long reasoning in a small, fixed KV cache. Importing this changes nothing anywhere."""
 
+from importlib import import_module
+
 from .cache import CacheStats, EvictionSchedule
 from .policies import EvictionPolicy, make_policy, policies
 from .types import CacheView, EvictionEvent
@@ -14,13 +16,15 @@ __all__ = [
     "EvictionPolicy",
     "EvictionSchedule",
     "make_policy",
+    "models",
     "policies",
 ]
 
 
 def __getattr__(name: str):
-    if name == "BoundedCache":  # transformers takes seconds to import; ops and policies do not need it
-        from .integrations.transformers import BoundedCache
-
-        return BoundedCache
+    # transformers takes seconds to import, and ops and policies do not need it.
+    if name == "BoundedCache":
+        return import_module(".integrations.transformers", __name__).BoundedCache
+    if name == "models":
+        return import_module(".models", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

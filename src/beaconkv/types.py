@@ -144,6 +144,27 @@ class Rows:
             target[self.index] = value
 
 
+def lasting_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros that can be written to for as long as a cache lives.
+
+    A tensor made under ``torch.inference_mode()`` refuses in-place changes outside of it, and the next
+    forward pass may well be outside.
+    """
+    with torch.inference_mode(False):
+        return torch.zeros(*shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def lasting_rows(tensor: Tensor, index: Tensor) -> Tensor:
+    """A lasting copy of rows of the first dimension. index: (B_new,) int64."""
+    return lasting_zeros(tensor, index.shape[0], *tensor.shape[1:]).copy_(tensor.index_select(0, index))
+
+
+def device_index(numbers: list[int], device: torch.device) -> Tensor:
+    """(R,) int64 on the device. From pinned memory the copy is queued; from ordinary memory it would wait."""
+    index = torch.tensor(numbers, dtype=torch.int64)
+    return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)
+
+
 def group_rows(keys: list, device: torch.device) -> list[tuple[object, Rows]]:
     """Rows of a batch that share a key, in order of first appearance."""
     groups: dict[object, list[int]] = {}
@@ -151,4 +172,4 @@ def group_rows(keys: list, device: torch.device) -> list[tuple[object, Rows]]:
         groups.setdefault(key, []).append(row)
     if len(groups) == 1:
         return [(key, Rows(numbers)) for key, numbers in groups.items()]
-    return [(key, Rows(numbers, torch.tensor(numbers, device=device))) for key, numbers in groups.items()]
+    return [(key, Rows(numbers, device_index(numbers, device))) for key, numbers in groups.items()]

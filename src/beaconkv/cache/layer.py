@@ -44,10 +44,15 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Entries on their way in: attended to, not yet stored."""
+    """Entries on their way in: attended to, not yet stored.
 
-    keys: Tensor
-    values: Tensor
+    Attributes:
+        inputs: the ``stored`` slots there were, and the new entries behind them.
+        real, counts: as given to :meth:`BoundedLayer.append`.
+    """
+
+    inputs: AttentionInputs
+    stored: int
     real: Tensor | None
     counts: list[int]
 
@@ -85,8 +90,9 @@ class BoundedLayer:
         self.state: LayerState | None = None
         self.prompts: list[int] = []  # per row: tokens of the first forward pass
         self.num_evictions: list[int] = []  # per row
-        self.entries_dropped = self.peak_entries = self.peak_extra_bytes = 0
+        self.entries_dropped = self.peak_entries = self.copied_bytes = 0
         self._chunk: _Chunk | None = None
+        self._slots: int | None = None  # B_max, and the prompt where it does not count
 
     @property
     def is_open(self) -> bool:
@@ -106,9 +112,24 @@ class BoundedLayer:
         if self.schedule.budget is not None:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
-        self.slab = EntrySlab(keys, values, self._capacity(prompts))
+        self._slots = self._capacity(prompts)
+        self.slab = EntrySlab(keys, values, self._slots)
         self.prompts, self.num_evictions = list(prompts), [0] * len(prompts)
         self.state = self.policy.new_state(len(prompts))
+
+    def extend_prompt(self, counts: list[int]) -> None:
+        """More of the prompt is coming in a further forward pass. counts: its real tokens per row.
+
+        Raises:
+            ValueError: as :meth:`open`.
+        """
+        prompts = [old + new for old, new in zip(self.prompts, counts, strict=True)]
+        if self.schedule.budget is not None:
+            for prompt in prompts:
+                self.schedule.kept_for(prompt)
+            self._slots = self._capacity(prompts)
+            self.slab.reserve(self._slots)
+        self.prompts = prompts
 
     def _capacity(self, prompts: list[int]) -> int | None:
         return None if self.schedule.budget is None else max(self.schedule.full_at(p) for p in prompts)
@@ -123,10 +144,7 @@ class BoundedLayer:
         """Bytes keys and values should take: rows · H_kv · B_max · (D_key + D_value) · itemsize."""
         if not self.is_open:
             return 0
-        slots = self._capacity(self.prompts) or self.slab.keys.shape[2]
-        return slots * self.slab.bytes_per_slot
-
-    # ----- a forward pass -----
+        return (self._slots or self.slab.keys.shape[2]) * self.slab.bytes_per_slot
 
     def append(
         self, keys: Tensor, values: Tensor, real: Tensor | None = None, counts: list[int] | None = None
@@ -164,11 +182,11 @@ class BoundedLayer:
             size = slab.longest
             self.peak_entries = max(self.peak_entries, size)
             return AttentionInputs(slab.keys[:, :, :size], slab.values[:, :, :size], slab.valid(size))
-        self._chunk = _Chunk(keys, values, real, counts)
         inputs = self._chunk_inputs(keys, values, real)
+        self._chunk = _Chunk(inputs, slab.longest, real, counts)
         most = max(n + c for n, c in zip(slab.lengths, counts, strict=True))
         self.peak_entries = max(self.peak_entries, most)
-        self.peak_extra_bytes = max(self.peak_extra_bytes, inputs.keys.nbytes + inputs.values.nbytes)
+        self.copied_bytes = inputs.keys.nbytes + inputs.values.nbytes if slab.longest else 0
         return inputs
 
     def _chunk_inputs(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
@@ -203,9 +221,14 @@ class BoundedLayer:
                     self._store_chunk(chunk, rows, queries, rope, params)
             return
         left = [self._until_full(row, length) for row, length in enumerate(self.slab.lengths)]
-        everyone = Rows(list(range(len(left))))
-        view = self._view(everyone, rope, params, queries.shape[1]) if self.policy.observes_entries else None
-        self.state.observe(queries, rope, left, everyone, view)
+        if self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
+            every = [self._group_key(row) for row in range(len(left))]
+            for _, rows in group_rows(every, queries.device):
+                view = self._view(rows, rope.of_rows(rows), params, queries.shape[1])
+                own_left = [left[row] for row in rows.numbers]
+                self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
+        else:
+            self.state.observe(queries, rope, left, Rows(list(range(len(left)))), None)
         if min(left) <= 0:
             keys = [self._group_key(row) if n <= 0 else None for row, n in enumerate(left)]
             for key, rows in group_rows(keys, queries.device):
@@ -216,28 +239,34 @@ class BoundedLayer:
         """Store a chunk of rows that are alike; what does not fit is evicted before it is stored."""
         slab, first = self.slab, rows.numbers[0]
         count, stored, seen = chunk.counts[first], slab.lengths[first], slab.num_seen[first]
-        keys, values, queries = (rows.take(t) for t in (chunk.keys, chunk.values, queries))
-        rope = rope.of_rows(rows)
-        if count < keys.shape[2]:  # leave the padding out
+        both = [rows.take(t) for t in (chunk.inputs.keys, chunk.inputs.values)]
+        queries, rope = rows.take(queries), rope.of_rows(rows)
+        new = [t[:, :, chunk.stored :] for t in both]
+        is_padded = count < new[0].shape[2]
+        if is_padded:
             order = (~rows.take(chunk.real)).to(torch.int8).argsort(dim=1, stable=True)[:, :count]
-            keys, values, queries = (_pick(t, order) for t in (keys, values, queries))
-            rope = rope.gather(order)
-        positions = torch.arange(seen, seen + count, dtype=torch.int32, device=keys.device)
-        positions = positions.expand(*keys.shape[:2], -1)
+            new, queries, rope = [_pick(t, order) for t in new], _pick(queries, order), rope.gather(order)
+        positions = torch.arange(seen, seen + count, dtype=torch.int32, device=queries.device)
+        positions = positions.expand(*new[0].shape[:2], -1)
         slab.saw(rows, count)
         left = self._until_full(first, stored + count)
+        view = None
         if left > 0:
-            slab.append_chunk(rows, keys, values, positions)
-            view = self._view(rows, rope, params, queries.shape[1])
+            slab.append_chunk(rows, *new, positions)
+            if self.policy.observes_entries:
+                view = self._view(rows, rope, params, queries.shape[1])
         else:
-            old = (rows.take(t)[:, :, :stored] for t in (slab.keys, slab.values, slab.positions))
-            entries = [torch.cat(pair, dim=2) for pair in zip(old, (keys, values, positions), strict=True)]
-            view = self._view(rows, rope, params, queries.shape[1], entries)
+            if is_padded or stored < chunk.stored:
+                both = [
+                    torch.cat([rows.take(t)[:, :, :stored], n], dim=2)
+                    for t, n in zip((slab.keys, slab.values), new, strict=True)
+                ]
+                self.copied_bytes += sum(t.nbytes for t in both)
+            held = torch.cat([rows.take(slab.positions)[:, :, :stored], positions], dim=2)
+            view = self._view(rows, rope, params, queries.shape[1], [*both, held])
         self.state.observe(queries, rope, [left] * len(rows), rows, view if self.policy.observes_entries else None)
         if left <= 0:
             self._evict(view, stored=False)
-
-    # ----- eviction -----
 
     def _evict(self, view: CacheView, stored: bool) -> None:
         """Score, select, compact. All rows of the view are alike.
@@ -287,7 +316,7 @@ class BoundedLayer:
         if entries is None:
             length = max(slab.lengths[row] for row in rows.numbers)
             entries = [rows.take(t)[:, :, :length] for t in (slab.keys, slab.values, slab.positions)]
-        now = torch.tensor([slab.num_seen[row] - 1 for row in rows.numbers], device=slab.keys.device)
+        now = rows.take(slab.num_seen_on_device).long() - 1
         return CacheView(*entries, now, rope.steps(steps - 1, steps), params, num_heads, rows)
 
     def _until_full(self, row: int, length: int) -> int:
@@ -299,8 +328,6 @@ class BoundedLayer:
         prompt = self.prompts[row]
         plan = self.schedule.prefix_for(prompt), self.schedule.full_at(prompt)
         return self.slab.lengths[row], plan, self.state.row_key(row)
-
-    # ----- rows -----
 
     def select_rows(self, index: Tensor) -> None:
         """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""

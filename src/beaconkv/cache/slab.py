@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import Rows
+from ..types import Rows, lasting_rows, lasting_zeros
 
 GROWTH = 256
 """Slots by which a slab without a budget grows."""
@@ -32,6 +32,7 @@ class EntrySlab:
         positions: (B, H_kv, capacity) int32, logical positions.
         lengths: per row, entries stored.
         num_seen: per row, tokens seen: the next logical position.
+        num_seen_on_device: (B,) int32, the same where the entries are.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int | None) -> None:
@@ -39,12 +40,12 @@ class EntrySlab:
         self.grows = capacity is None
         slots = GROWTH if capacity is None else capacity
         # Zeros, not empty: free slots of a shorter row are masked, but 0 times NaN would still be NaN.
-        self.keys = keys.new_zeros(batch, heads, slots, dim)
-        self.values = values.new_zeros(batch, heads, slots, values.shape[-1])
-        self.positions = torch.zeros(batch, heads, slots, dtype=torch.int32, device=keys.device)
+        self.keys = lasting_zeros(keys, batch, heads, slots, dim)
+        self.values = lasting_zeros(values, batch, heads, slots, values.shape[-1])
+        self.positions = lasting_zeros(keys, batch, heads, slots, dtype=torch.int32)
         self.lengths, self.num_seen = [0] * batch, [0] * batch
-        self._lengths = torch.zeros(batch, dtype=torch.int64, device=keys.device)  # the same, on the device
-        self._num_seen = torch.zeros(batch, dtype=torch.int32, device=keys.device)
+        self._lengths = lasting_zeros(keys, batch, dtype=torch.int64)  # the same, on the device
+        self.num_seen_on_device = lasting_zeros(keys, batch, dtype=torch.int32)
 
     @property
     def longest(self) -> int:
@@ -59,21 +60,19 @@ class EntrySlab:
     @property
     def extra_bytes(self) -> int:
         """Bytes beside them: positions and lengths."""
-        return self.positions.nbytes + self._lengths.nbytes + self._num_seen.nbytes
+        return self.positions.nbytes + self._lengths.nbytes + self.num_seen_on_device.nbytes
 
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one key and value in all rows and heads."""
         batch, heads, _, dim = self.keys.shape
-        return batch * heads * (dim + self.values.shape[-1]) * self.keys.element_size()
+        return batch * heads * (dim * self.keys.itemsize + self.values.shape[-1] * self.values.itemsize)
 
     def valid(self, size: int) -> Tensor | None:
         """(B, size) bool: which of the first slots hold entries; None when all do."""
         if min(self.lengths) >= size:
             return None
         return torch.arange(size, device=self.keys.device) < self._lengths.unsqueeze(1)
-
-    # ----- writing -----
 
     def append_step(self, keys: Tensor, values: Tensor) -> None:
         """One new entry in every row, written in place. keys, values: (B, H_kv, 1, D)."""
@@ -82,14 +81,14 @@ class EntrySlab:
         if min(self.lengths) == slot:
             self.keys[:, :, slot] = keys[:, :, 0]
             self.values[:, :, slot] = values[:, :, 0]
-            self.positions[:, :, slot] = self._num_seen.unsqueeze(1)
+            self.positions[:, :, slot] = self.num_seen_on_device.unsqueeze(1)
         else:
             row = torch.arange(len(self.lengths), device=keys.device)
             self.keys[row, :, self._lengths] = keys[:, :, 0]
             self.values[row, :, self._lengths] = values[:, :, 0]
-            self.positions[row, :, self._lengths] = self._num_seen.unsqueeze(1)
+            self.positions[row, :, self._lengths] = self.num_seen_on_device.unsqueeze(1)
         self._lengths.add_(1)
-        self._num_seen.add_(1)
+        self.num_seen_on_device.add_(1)
         self.lengths = [n + 1 for n in self.lengths]
         self.num_seen = [n + 1 for n in self.num_seen]
 
@@ -106,9 +105,9 @@ class EntrySlab:
         for row in rows.numbers:
             self.num_seen[row] += tokens
         if rows.index is None:
-            self._num_seen.add_(tokens)
+            self.num_seen_on_device.add_(tokens)
         else:
-            self._num_seen[rows.index] += tokens
+            self.num_seen_on_device[rows.index] += tokens
 
     def compact(self, rows: Rows, keep: Tensor) -> Tensor:
         """Keep these slots, moving entries only into holes.
@@ -146,13 +145,17 @@ class EntrySlab:
             return
         if not self.grows:
             raise AssertionError(f"{needed} entries do not fit the {self.keys.shape[2]} slots of a bounded slab")
-        more = -(-missing // GROWTH) * GROWTH
-        self.keys, self.values, self.positions = (
-            torch.cat([t, t.new_zeros(*t.shape[:2], more, *t.shape[3:])], dim=2)
-            for t in (self.keys, self.values, self.positions)
-        )
+        self.reserve(self.keys.shape[2] + -(-missing // GROWTH) * GROWTH)
 
-    # ----- reading and rows -----
+    def reserve(self, capacity: int) -> None:
+        """Have at least so many slots. Copies everything, so never in a decode step of a bounded slab."""
+        more = capacity - self.keys.shape[2]
+        if more > 0:
+            for name in ("keys", "values", "positions"):
+                old = getattr(self, name)
+                new = lasting_zeros(old, *old.shape[:2], capacity, *old.shape[3:])
+                new[:, :, : old.shape[2]] = old
+                setattr(self, name, new)
 
     def held_positions(self) -> Tensor:
         """(B, H_kv, longest) int32: logical positions held, ascending; -1 fills shorter rows."""
@@ -171,18 +174,18 @@ class EntrySlab:
             slab = getattr(self, name)
             moved = slab[:, :, :stored].index_select(0, index)
             if slab.shape[0] != index.shape[0]:
-                slab = slab.new_zeros(index.shape[0], *slab.shape[1:])
+                slab = lasting_zeros(slab, index.shape[0], *slab.shape[1:])
                 setattr(self, name, slab)
             slab[:, :, :stored] = moved
-        self._lengths = self._lengths.index_select(0, index)
-        self._num_seen = self._num_seen.index_select(0, index)
+        self._lengths = lasting_rows(self._lengths, index)
+        self.num_seen_on_device = lasting_rows(self.num_seen_on_device, index)
         self.lengths = [self.lengths[row] for row in numbers]
         self.num_seen = [self.num_seen[row] for row in numbers]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow."""
         assert self._lengths.tolist() == self.lengths, (self._lengths.tolist(), self.lengths)
-        assert self._num_seen.tolist() == self.num_seen, (self._num_seen.tolist(), self.num_seen)
+        assert self.num_seen_on_device.tolist() == self.num_seen, (self.num_seen_on_device.tolist(), self.num_seen)
         for row, length in enumerate(self.lengths):
             assert length <= self.num_seen[row], (row, length, self.num_seen[row])
             held = self.positions[row, :, :length].sort(dim=-1).values

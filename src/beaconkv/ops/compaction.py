@@ -1,7 +1,7 @@
 """Closing the gaps after an eviction. Reference version.
 
 Attention does not depend on the order of the entries, so survivors from above the new length fill the
-holes below it (method.md §5): at most N - K entries move, the other K stay where they are.
+holes below it: at most N - K entries move, the other K stay where they are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turning queries forward and back with the model's own cos and sin. Reference version.
 
-method.md §4: beacons are turned to the current position, so they are kept as they were before RoPE.
+Beacons are turned to the current position (BeaconKV, section 4.3), so they are kept as they were before RoPE.
 Attention functions receive queries after RoPE; ``unrotate`` recovers the former exactly, so no
 projection is computed twice.
 """

@@ -11,7 +11,7 @@ POOLS = ("max", "mean")
 
 
 def pool(x: Tensor, dim: int, how: str) -> Tensor:
-    """``max`` or ``mean`` over one dimension."""
+    """``max`` or ``mean`` over one dimension. Raises ``ValueError`` for another name."""
     if how not in POOLS:
         raise ValueError(f"pool must be one of {', '.join(POOLS)}; got {how!r}")
     return x.amax(dim) if how == "max" else x.mean(dim)
@@ -35,6 +35,9 @@ def attention_weights(
 
     Returns:
         (R, H_kv, G, n, N) float32 with G = H / H_kv. A query that sees nothing has weight 0 everywhere.
+
+    Raises:
+        ValueError: H is not a multiple of H_kv.
     """
     rows, heads, n, dim = queries.shape
     kv_heads = keys.shape[1]

@@ -27,7 +27,8 @@ class LayerState:
     def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
         """See the queries of new tokens, each exactly once, after their attention was computed.
 
-        A decode step passes all rows at once, whatever their keys.
+        A decode step passes all rows at once, whatever their keys (unless the policy sets
+        ``observes_entries``).
 
         Args:
             queries: (R, H, m, D) after RoPE, oldest first. Not to be kept: copy what must stay.

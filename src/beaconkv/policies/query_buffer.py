@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import CacheView, Rope, Rows, group_rows
+from ..types import CacheView, Rope, Rows, group_rows, lasting_rows, lasting_zeros
 from .base import LayerState
 
 
@@ -51,8 +51,6 @@ class QueryBuffer(LayerState):
     def row_key(self, row: int) -> tuple[int, int, int]:
         return self.num_recent[row], self.num_fresh[row], self.num_history[row]
 
-    # ----- seeing queries -----
-
     def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
         if self.recent is None:
             self._allocate(queries, rope)
@@ -65,11 +63,11 @@ class QueryBuffer(LayerState):
 
     def _allocate(self, queries: Tensor, rope: Rope) -> None:
         batch, (_, heads, _, dim) = len(self.num_recent), queries.shape
-        self.recent = queries.new_zeros(batch, heads, self.n_recent, dim)
+        self.recent = lasting_zeros(queries, batch, heads, self.n_recent, dim)
         if self.n_beacon:
-            self.history = queries.new_zeros(batch, heads, self.n_beacon + self.n_recent, dim)
-        cos = rope.cos.new_zeros(batch, self.n_recent, rope.cos.shape[-1])
-        self.rope = Rope(cos, torch.zeros_like(cos), rope.apply)
+            self.history = lasting_zeros(queries, batch, heads, self.n_beacon + self.n_recent, dim)
+        cos, sin = (lasting_zeros(t, batch, self.n_recent, t.shape[-1]) for t in (rope.cos, rope.sin))
+        self.rope = Rope(cos, sin, rope.apply)
 
     def _append_step(self, queries: Tensor, rope: Rope) -> None:
         """One token in every row: write one slot of the ring."""
@@ -92,7 +90,8 @@ class QueryBuffer(LayerState):
         if self.n_beacon:
             spill = fresh if leave else max(0, fresh + stay - self.n_recent)
             if spill:
-                self._join(self._fresh_before_rope(fresh, fresh - spill, rows), rows)
+                # Past the boundary nothing else will reduce before the eviction.
+                self._join(self._fresh_before_rope(fresh, fresh - spill, rows), rows, reduce=leave == 0)
             for start in range(0, leave, self.sample_chunk):
                 stop = min(start + self.sample_chunk, leave)
                 self._join(ops.unrotate(queries[:, :, start:stop], rope.steps(start, stop)), rows, reduce=True)
@@ -110,8 +109,6 @@ class QueryBuffer(LayerState):
         for row in rows.numbers:
             self.num_recent[row] = min(self.num_recent[row] + num_new, self.n_recent)
             self.num_fresh[row] = fresh
-
-    # ----- the cycle -----
 
     def _reduce_if_due(self, until_full: list[int], rows: Rows) -> None:
         """Join fresh queries to the history where the cycle asks for it, and reduce."""
@@ -149,8 +146,6 @@ class QueryBuffer(LayerState):
         for row in rows.numbers:
             self.num_history[row] = joined.shape[2]
 
-    # ----- reading -----
-
     def beacons(self, rows: Rows) -> Tensor:
         """(R, H, m, D) beacon queries before RoPE, m <= n_beacon once the cycle has fixed them."""
         if not self.n_beacon:
@@ -163,8 +158,7 @@ class QueryBuffer(LayerState):
 
     def _slots(self, first: int, last: int) -> Tensor:
         """Ring slots of the queries from ``first`` steps back (inclusive) to ``last``, oldest first."""
-        slots = [(self.next - back) % self.n_recent for back in range(first, last, -1)]
-        return torch.tensor(slots, dtype=torch.int64, device=self.recent.device)
+        return torch.arange(self.next - first, self.next - last, device=self.recent.device) % self.n_recent
 
     def _fresh_before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
         slots = self._slots(first, last)
@@ -175,11 +169,9 @@ class QueryBuffer(LayerState):
         """Turn the ring so that its slots are in order of time, in every row."""
         if self.next:
             order = self._slots(self.n_recent, 0)
-            self.recent = self.recent.index_select(2, order)
-            cos, sin = self.rope.cos.index_select(1, order), self.rope.sin.index_select(1, order)
-            self.rope, self.next = Rope(cos, sin, self.rope.apply), 0
-
-    # ----- bookkeeping -----
+            for ring, dim in ((self.recent, 2), (self.rope.cos, 1), (self.rope.sin, 1)):
+                ring.copy_(ring.index_select(dim, order))
+            self.next = 0
 
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         self.num_recent = [self.num_recent[row] for row in numbers]
@@ -187,11 +179,10 @@ class QueryBuffer(LayerState):
         self.num_history = [self.num_history[row] for row in numbers]
         if self.recent is None:
             return
-        self.recent = self.recent.index_select(0, index)
+        self.recent = lasting_rows(self.recent, index)
         if self.history is not None:
-            self.history = self.history.index_select(0, index)
-        cos, sin = self.rope.cos.index_select(0, index), self.rope.sin.index_select(0, index)
-        self.rope = Rope(cos, sin, self.rope.apply)
+            self.history = lasting_rows(self.history, index)
+        self.rope = Rope(lasting_rows(self.rope.cos, index), lasting_rows(self.rope.sin, index), self.rope.apply)
 
     @property
     def nbytes(self) -> int:

@@ -10,34 +10,50 @@ Two things are changed on the model, and put back when its last bounded cache is
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...types import Rope, RotaryFn
-from .attention import CALL_KWARG, is_wrapped, register, wrapped_name
+from .attention import CALL_KWARG, kernel_of, register, wrapped_name
 from .support import attention_modules, verified_rotary
 
+_LOCK = threading.RLock()  # re-entrant: the garbage collector may release a cache while another is attached
 _ATTACHMENTS: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()
+_CONFIGS: dict[int, list] = {}
+"""By id: [config, attachments that use it]. Models may share a config."""
 
 
 class AnnouncedCache(ABC):
     """A cache whose attention calls are announced: the part of it that the hook knows."""
 
     @abstractmethod
-    def serves(self, index: int, model: nn.Module | None) -> bool:
-        """Whether layer ``index`` is bounded. Raises ``ValueError`` for a model that is not the cache's own."""
+    def serves(self, module: nn.Module, model: nn.Module | None) -> bool:
+        """Whether it is for the hook of ``model`` to announce this call.
+
+        Raises:
+            ValueError: the module is none of those the cache was made for.
+        """
 
     @abstractmethod
     def call(self, index: int, rope: Rope) -> Any:
-        """What the attention function gets: an object with ``attend``."""
+        """What the attention function of layer ``index`` gets: an object with ``attend``."""
 
 
 class Attachment:
-    """What is attached to one model, shared by all bounded caches of it."""
+    """What is attached to one model, shared by all bounded caches of it.
+
+    Args:
+        model: the model.
+        layers: indices of the layers that are bounded.
+
+    Raises:
+        ValueError: the model or its attention implementation cannot be bounded.
+    """
 
     def __init__(self, model: nn.Module, layers: list[int]) -> None:
         modules = attention_modules(model)
@@ -45,64 +61,73 @@ class Attachment:
         if missing:
             raise ValueError(f"{type(model).__name__}: no attention module with RoPE found for layers {missing}")
         self.num_users = 0
-        self.kernels: dict[int, tuple[Any, str]] = {}  # by id: a config, and the kernel it names by itself
-        self.configs = {id(modules[i].config): modules[i].config for i in sorted(modules)}.values()
+        self.modules = {i: modules[i] for i in layers}
+        self.configs = list({id(module.config): module.config for module in modules.values()}.values())
         self.wrap()
+        for config in self.configs:
+            _CONFIGS.setdefault(id(config), [config, 0])[1] += 1
         rotary: dict[int, RotaryFn] = {}
         announce = _announcer(weakref.ref(model), rotary)
-        self.handles = [modules[i].register_forward_pre_hook(announce, with_kwargs=True) for i in layers]
+        self.handles = [m.register_forward_pre_hook(announce, with_kwargs=True) for m in self.modules.values()]
 
     def wrap(self) -> None:
         """Let every config name our wrapper of its kernel, also where somebody has changed the kernel since."""
-        changed = [config for config in self.configs if not is_wrapped(config._attn_implementation)]
-        for config in changed:
-            register(config._attn_implementation)  # refuses what cannot be wrapped, before anything is changed
-        for config in changed:
-            self.kernels[id(config)] = config, config._attn_implementation
-            config._attn_implementation = wrapped_name(config._attn_implementation)
+        for config in self.configs:
+            register(kernel_of(config._attn_implementation))  # refuses what cannot be wrapped, before any change
+        for config in self.configs:
+            config._attn_implementation = wrapped_name(kernel_of(config._attn_implementation))
 
     def detach(self) -> None:
         """Put the model back as it was."""
         for handle in self.handles:
             handle.remove()
-        for config, kernel in self.kernels.values():
-            if is_wrapped(config._attn_implementation):
-                config._attn_implementation = kernel
+        for config in self.configs:
+            entry = _CONFIGS[id(config)]
+            entry[1] -= 1
+            if entry[1] == 0:
+                del _CONFIGS[id(config)]
+                config._attn_implementation = kernel_of(config._attn_implementation)
 
 
-def attach(model: nn.Module, layers: list[int], user: object) -> Callable[[], None]:
-    """Attach ``model`` for as long as ``user`` lives; returns a function that lets go earlier.
+def attach(model: nn.Module, layers: list[int], user: object) -> tuple[dict[int, nn.Module], Callable[[], None]]:
+    """Attach ``model`` for as long as ``user`` lives.
+
+    Returns:
+        The attention modules of the bounded layers, and a function that lets go earlier.
 
     Raises:
         ValueError: the model or its attention implementation cannot be bounded.
     """
-    attachment = _ATTACHMENTS.get(model)
-    if attachment is None:
-        attachment = _ATTACHMENTS[model] = Attachment(model, layers)
-    else:
-        attachment.wrap()
-    attachment.num_users += 1
-    return weakref.finalize(user, _release, weakref.ref(model), attachment)
+    with _LOCK:
+        attachment = _ATTACHMENTS.get(model)
+        if attachment is None:
+            attachment = _ATTACHMENTS[model] = Attachment(model, layers)
+        else:
+            attachment.wrap()
+        attachment.num_users += 1
+        return attachment.modules, weakref.finalize(user, _release, weakref.ref(model), attachment)
 
 
 def _release(model_ref: weakref.ref, attachment: Attachment) -> None:
-    attachment.num_users -= 1
-    if attachment.num_users == 0:
-        attachment.detach()
-        model = model_ref()
-        if model is not None:
-            _ATTACHMENTS.pop(model, None)
+    with _LOCK:
+        attachment.num_users -= 1
+        if attachment.num_users == 0:
+            attachment.detach()
+            model = model_ref()
+            if model is not None:
+                _ATTACHMENTS.pop(model, None)
 
 
 def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
     def announce(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         cache = next((value for value in kwargs.values() if isinstance(value, AnnouncedCache)), None)
-        if cache is None or not cache.serves(module.layer_idx, model_ref()):
+        if cache is None or not cache.serves(module, model_ref()):
             return None
-        if not is_wrapped(module.config._attn_implementation):
+        kernel = module.config._attn_implementation
+        if kernel == kernel_of(kernel):
             raise RuntimeError(
-                f"the model's attention implementation became {module.config._attn_implementation!r} after this "
-                "BoundedCache was made: make a new cache"
+                f"the model's attention implementation became {kernel!r} after this BoundedCache was made: "
+                "make a new cache"
             )
         index, embeddings = module.layer_idx, kwargs.get("position_embeddings")
         if not isinstance(embeddings, tuple) or len(embeddings) != 2:
@@ -111,11 +136,18 @@ def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
             )
         cos, sin = embeddings
         if index not in rotary:
-            rest = {name: None if value is cache else value for name, value in kwargs.items()}
-            hidden = rest.pop("hidden_states", None)
-            hidden = args[0] if hidden is None else hidden
-            rest["attention_mask"] = None
-            rotary[index] = verified_rotary(module, hidden[:1, :1], cos, sin, CALL_KWARG, rest)
+            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            rotary[index] = verified_rotary(module, hidden, cos, sin, CALL_KWARG, _probe_arguments(kwargs, cache))
         return args, {**kwargs, CALL_KWARG: cache.call(index, Rope(cos, sin, rotary[index]))}
 
     return announce
+
+
+def _probe_arguments(kwargs: dict, cache: AnnouncedCache) -> dict:
+    """The call's other arguments, cut down to a single token and no cache."""
+    rest = {name: None if value is cache else value for name, value in kwargs.items() if name != "hidden_states"}
+    rest["attention_mask"] = None
+    for name in ("position_ids", "cache_position"):
+        if isinstance(rest.get(name), Tensor):
+            rest[name] = rest[name][..., :1][:1]
+    return rest

@@ -37,9 +37,9 @@ def wrapped_name(kernel: str) -> str:
     return PREFIX + kernel
 
 
-def is_wrapped(name: str) -> bool:
-    """Whether a config's attention implementation is one of ours."""
-    return name.startswith(PREFIX)
+def kernel_of(name: str) -> str:
+    """The kernel behind an attention implementation's name, wrapped or not."""
+    return name.removeprefix(PREFIX)
 
 
 def register(kernel: str) -> None:
@@ -78,10 +78,16 @@ def _mask_function(kernel: str) -> Callable:
                 "this call changes the causal mask of full-attention layers (image blocks, packed sequences, ...): "
                 "a BoundedCache takes plain causal text"
             )
-        mask, num_new = kwargs.get("attention_mask"), kwargs["kv_length"]
+        mask, num_columns = kwargs.get("attention_mask"), kwargs["kv_length"]
         if mask is None:
             return None
-        mask = mask[:, -num_new:]
+        if mask.shape[1] < num_columns:
+            raise ValueError(
+                f"the attention mask has {mask.shape[1]} columns for {num_columns} tokens: "
+                "it must cover all tokens that the cache has seen, and the new ones"
+            )
+        num_new = kwargs["q_length"] if "q_length" in kwargs else kwargs["cache_position"].shape[0]
+        mask = mask[:, num_columns - num_new : num_columns]
         if num_new == 1 and mask.device.type != "cpu":
             # A decode step must not wait for the device: padding there fails on the device instead.
             torch._assert_async(mask.all(), "a single-token step of a bounded cache must not be padding")

@@ -5,160 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from ...cache import BoundedLayer, CacheStats, EvictionSchedule
 from ...policies import EvictionPolicy, make_policy
-from ...types import AttentionParams, EvictionEvent, Rope
+from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
-from .attention import BOUNDED_OFFSET, kernel_mask, run_kernel
-from .support import host_layers, require_supported_release
-
-NO_ROLLBACK = (
-    "a BoundedCache cannot be cropped: what was evicted, and the queries seen since, cannot be taken back. "
-    "Assisted and speculative decoding need DynamicCache"
-)
-
-
-class BoundedCacheLayer(CacheLayerMixin):
-    """One full-attention layer: lets keys and values pass to the attention function, which stores them."""
-
-    is_compileable = False
-    is_croppable = False
-    is_sliding = False
-    supports_early_init = False
-
-    def __init__(self, layer: BoundedLayer) -> None:
-        self.layer = layer
-        self.num_columns = 0  # tokens fed, padding included: what the host calls the sequence length
-        self.is_pending = False  # between update() and the attention function
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.is_pending:
-            raise RuntimeError(
-                f"layer {self.layer.index}: keys came twice without attention between them: "
-                "a forward pass broke off; make a new cache or reset() it"
-            )
-        self.is_pending = True
-        return key_states, value_states
-
-    def attended(self, num_new: int) -> None:
-        """The attention function has taken ``num_new`` columns in."""
-        self.is_pending = False
-        self.num_columns += num_new
-
-    @property
-    def keys(self) -> Tensor | None:
-        """(B, H_kv, longest row, D): stored keys, in slot order."""
-        return self.layer.slab.keys[:, :, : self.layer.slab.longest] if self.layer.is_open else None
-
-    @property
-    def values(self) -> Tensor | None:
-        """(B, H_kv, longest row, D): stored values, in slot order."""
-        return self.layer.slab.values[:, :, : self.layer.slab.longest] if self.layer.is_open else None
-
-    @property
-    def is_initialized(self) -> bool:
-        return self.layer.is_open
-
-    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Slabs are allocated with the first keys."""
-
-    def get_seq_length(self, *args: Any) -> int:
-        return self.num_columns
-
-    def get_max_length(self) -> int:
-        return -1
-
-    get_max_cache_shape = get_max_length  # its name up to transformers 4.57
-
-    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        num_new = query_length if isinstance(query_length, int) else query_length.shape[0]  # cache_position in 4.57
-        return num_new, BOUNDED_OFFSET
-
-    def reset(self) -> None:
-        self.layer.reset()
-        self.num_columns, self.is_pending = 0, False
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.layer.select_rows(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.layer.is_open:
-            self.layer.select_rows(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.layer.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
-
-    def crop(self, *args: Any) -> None:
-        raise RuntimeError(NO_ROLLBACK)
-
-    def offload(self) -> None:
-        raise RuntimeError("a BoundedCache is not offloaded: it is small by design")
-
-    prefetch = offload
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One call of one attention module on behalf of a bounded layer."""
-
-    cache: BoundedCache
-    host: BoundedCacheLayer
-    rope: Rope
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        kernel: str,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Append, attend, observe, evict. Shapes: query (B, H, m, D), key and value (B, H_kv, m, D).
-
-        Args:
-            padding: (B, m) bool from our mask function, True where a token is real; or None.
-            kernel: the wrapped attention implementation.
-        """
-        layer, num_new = self.host.layer, query.shape[2]
-        on_host = None if padding is None else self.cache.padding_on_host(padding)
-        if padding is not None:
-            padding = padding.to(query.device)
-
-        def count(part: slice) -> list[int]:
-            if on_host is None:
-                return [len(range(num_new)[part])] * query.shape[0]
-            return on_host[:, part].sum(dim=1).tolist()
-
-        params = AttentionParams(
-            kwargs.get("scaling") or query.shape[-1] ** -0.5, kwargs.get("softcap"), kwargs.get("s_aux")
-        )
-        rope = Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
-        if not layer.is_open:
-            layer.open(key, value, count(slice(None)))
-        size = layer.schedule.prefill_chunk or num_new
-        if num_new > size:
-            kwargs = {name: kwarg for name, kwarg in kwargs.items() if name not in ("position_ids", "cache_position")}
-        outputs, weights = [], None
-        for start in range(0, num_new, size):
-            part = slice(start, start + size)
-            queries = query[:, :, part]
-            real = None if padding is None else padding[:, part]
-            inputs = layer.append(key[:, :, part], value[:, :, part], real, count(part))
-            mask = kernel_mask(kernel, inputs, queries)
-            output, weights = run_kernel(kernel, module, queries, inputs.keys, inputs.values, mask, **kwargs)
-            layer.observe(queries, rope.steps(start, start + queries.shape[2]), params)
-            outputs.append(output)
-        self.host.attended(num_new)
-        return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)
+from .call import LayerCall
+from .host_layer import NO_ROLLBACK, BoundedCacheLayer
+from .support import host_layers, require_supported_release, warn_of_dropped_cache
 
 
 class BoundedCache(Cache, AnnouncedCache):
@@ -216,10 +75,16 @@ class BoundedCache(Cache, AnnouncedCache):
             layers[index] = BoundedCacheLayer(BoundedLayer(policy, self.schedule, index, on_evict))
         super().__init__(layers=layers)
         self._bounded = [layers[index] for index in bounded]
+        self._peak_kv_bytes = 0
         self._padding: tuple[Tensor, Tensor] | None = None  # the last mask, on its device and on the host
-        self._model = weakref.ref(model)
-        self.detach = attach(model, bounded, self)
+        self._attach(model, bounded)
+        warn_of_dropped_cache(model)
+
+    def _attach(self, model: nn.Module, bounded: list[int]) -> None:
+        modules, self.detach = attach(model, bounded, self)
         """Let go of the model now; the cache cannot be used afterwards."""
+        self._model = weakref.ref(model)
+        self._modules = {index: weakref.ref(module) for index, module in modules.items()}
 
     def __enter__(self) -> BoundedCache:
         return self
@@ -234,18 +99,31 @@ class BoundedCache(Cache, AnnouncedCache):
         copy = object.__new__(type(self))
         shared = [self.policy, self.schedule, *(host.layer.on_evict for host in self._bounded)]
         memo.update({id(copy): copy, **{id(thing): thing for thing in shared}})
-        copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in ("_model", "detach")})
-        copy._model = self._model
-        copy.detach = attach(self._model(), [host.layer.index for host in copy._bounded], copy)
+        own = ("_model", "_modules", "detach")
+        copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in own})
+        copy._attach(self._model(), [host.layer.index for host in copy._bounded])
         return copy
 
-    def serves(self, index: int, model: nn.Module | None) -> bool:
-        if model is not self._model():
+    def serves(self, module: nn.Module, model: nn.Module | None) -> bool:
+        """Whether the hook of ``model`` announces this call; see :class:`AnnouncedCache`."""
+        own = self._modules.get(module.layer_idx)
+        if own is None or own() is not module:
             raise ValueError(f"this BoundedCache was made for another model ({type(self._model()).__name__})")
-        return isinstance(self.layers[index], BoundedCacheLayer)
+        return model is self._model()  # else a hook of a wider or narrower model around the same module
 
     def call(self, index: int, rope: Rope) -> LayerCall:
-        return LayerCall(self, self.layers[index], rope)
+        """What the attention function of layer ``index`` gets. rope: (B or 1, m, D_rot)."""
+        return LayerCall(self.layers[index], rope, self.padding_on_host, self.note_peak)
+
+    def note_peak(self, extra_bytes: int = 0) -> None:
+        """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
+        slabs = sum(host.layer.slab.kv_bytes for host in self._bounded if host.layer.is_open)
+        self._peak_kv_bytes = max(self._peak_kv_bytes, slabs + extra_bytes)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows. indices: (rows,) int64 or bool."""
+        self.note_peak()
+        super().batch_select_indices(indices)
 
     def padding_on_host(self, padding: Tensor) -> Tensor:
         """(rows, tokens) bool: the padding mask on the CPU, fetched once a forward pass and not once a layer.
@@ -262,16 +140,32 @@ class BoundedCache(Cache, AnnouncedCache):
         return self._padding[1]
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
+        """What the host builds masks from; asked before the first layer, so a broken cache is noticed here.
+
+        Raises:
+            RuntimeError: the cache was detached, or a forward pass broke off in the middle.
+        """
         if not self.detach.alive:
             raise RuntimeError("this BoundedCache was detached from its model; make a new one")
-        columns = {layer.num_columns for layer in self._bounded}
+        columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
         if len(columns) > 1 or any(layer.is_pending for layer in self._bounded):
             raise RuntimeError(
                 "a forward pass on this cache broke off between two layers; make a new cache or reset() it"
             )
         return super().get_mask_sizes(query_length, layer_idx)
 
+    def reset(self) -> None:
+        """Forget everything; the cache is as new."""
+        fresh, _ = host_layers(self._model())
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, BoundedCacheLayer):
+                layer.reset()
+            else:  # a sliding layer's own reset() forgets its length in some releases only
+                self.layers[index] = fresh[index]
+        self._padding, self._peak_kv_bytes = None, 0
+
     def crop(self, *args: Any, **kwargs: Any) -> None:
+        """Always raises ``RuntimeError``: an eviction cannot be taken back."""
         raise RuntimeError(NO_ROLLBACK)
 
     @property
@@ -301,6 +195,7 @@ class BoundedCache(Cache, AnnouncedCache):
     def stats(self) -> CacheStats:
         """Counters and measured bytes of the bounded layers."""
         layers = [host.layer for host in self._bounded if host.layer.is_open]
+        self.note_peak()
         kv_bytes = sum(layer.slab.kv_bytes for layer in layers)
         return CacheStats(
             tokens_seen=max((max(layer.slab.num_seen) for layer in layers), default=0),
@@ -311,7 +206,7 @@ class BoundedCache(Cache, AnnouncedCache):
             kv_bytes=kv_bytes,
             state_bytes=sum(layer.state_bytes for layer in layers),
             formula_bytes=sum(layer.formula_bytes for layer in layers),
-            peak_kv_bytes=kv_bytes + max((layer.peak_extra_bytes for layer in layers), default=0),
+            peak_kv_bytes=self._peak_kv_bytes,
         )
 
     def check_integrity(self) -> None:

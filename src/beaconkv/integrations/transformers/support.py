@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 
 import torch
 import transformers
@@ -124,12 +125,13 @@ def verified_rotary(
 ) -> RotaryFn:
     """The rotary function of this module, checked on the module itself.
 
-    The same hidden state is sent through the module twice, with the identity as rotation and with a
+    One random hidden state is sent through the module twice, with the identity as rotation and with a
     real one. Turned back, both queries must be equal; a module that never turns its queries
     (a layer without positional encoding) is recognised too.
 
     Args:
-        hidden: (1, 1, hidden size).
+        hidden: any hidden states of the model, for size, dtype and device. Their values are not used:
+            those of a padding token may be all zero, and zero passes every check.
         cos, sin: shapes (…, D_rot), dtype and device of the model's own.
         call_kwarg: name under which the attention function finds its :class:`QueryProbe`.
         kwargs: other arguments of the module's forward.
@@ -137,26 +139,53 @@ def verified_rotary(
     Raises:
         ValueError: neither, so the query before RoPE cannot be recovered.
     """
+    name = f"{type(module).__name__} (layer {module.layer_idx})"
     apply = rotary_function(module)
     # One angle for all pairs: valid whichever dimensions the layout pairs.
     angle = torch.full((1, 1, cos.shape[-1]), 0.83, device=cos.device)
+    generator = torch.Generator().manual_seed(0)  # its own: the caller's random numbers must not change
+    hidden = torch.randn(1, 1, hidden.shape[-1], generator=generator).to(hidden)
     seen = []
     for c, s in ((torch.ones_like(angle), torch.zeros_like(angle)), (angle.cos(), angle.sin())):
         probe = QueryProbe()
         embeddings = (c.to(cos.dtype), s.to(sin.dtype))
-        with torch.no_grad():
-            module.forward(hidden, **{**kwargs, "position_embeddings": embeddings, call_kwarg: probe})
+        try:
+            with torch.no_grad():
+                module.forward(hidden, **{**kwargs, "position_embeddings": embeddings, call_kwarg: probe})
+        except Exception as error:
+            raise ValueError(f"{name} cannot be bounded: trying it on one token failed with: {error}") from error
         if probe.query is None:
-            raise ValueError(f"{type(module).__name__} does not call its attention function: cannot be bounded")
+            raise ValueError(f"{name} does not call its attention function: cannot be bounded")
         seen.append((probe.query.float(), Rope(*embeddings, apply)))
     (plain, _), (turned, rope) = seen
     tolerance = 1e-4 if cos.dtype == torch.float32 else 5e-2
-    scale = plain.abs().max().clamp_min(1e-6)
-    if (unrotate(turned, rope) - plain).abs().max() <= tolerance * scale:
-        return apply
-    if torch.equal(turned, plain):
+    scale = plain.abs().max()
+    if torch.equal(turned, plain) and scale > 0:
         return apply_identity
+    try:
+        difference = (unrotate(turned, rope) - plain).abs().max()
+    except Exception as error:
+        raise ValueError(f"{name} cannot be bounded: its rotary function failed with: {error}") from error
+    if scale > 0 and difference <= tolerance * scale:
+        return apply
     raise ValueError(
-        f"{type(module).__name__} (layer {module.layer_idx}): its query before RoPE cannot be recovered from the one "
-        "its attention function receives; this kind of model is not supported"
+        f"{name}: its query before RoPE cannot be recovered from the one its attention function receives; "
+        "this kind of model is not supported"
     )
+
+
+def warn_of_dropped_cache(model: nn.Module) -> None:
+    """Warn where ``generate`` itself throws any cache away at some length (Phi-3 with LongRoPE)."""
+    config = model.config.get_text_config(decoder=True)
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = scaling.get("rope_type") or scaling.get("type")
+    threshold = getattr(config, "original_max_position_embeddings", None) or scaling.get(
+        "original_max_position_embeddings"
+    )
+    if config.model_type.startswith("phi") and kind == "longrope" and threshold:
+        warnings.warn(
+            f"{type(model).__name__} with LongRoPE: generate() of transformers drops every cache, this one too, when "
+            f"the text passes {threshold} tokens, and goes on with one that grows. Stay below, or call the model in a "
+            "loop of your own",
+            stacklevel=3,
+        )

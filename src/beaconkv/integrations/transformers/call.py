@@ -1,0 +1,85 @@
+"""One attention call on behalf of a bounded layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...types import AttentionParams, Rope
+from .attention import kernel_mask, run_kernel
+from .host_layer import BoundedCacheLayer
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """What the attention function gets: which layer, its rope, and the padding on the host.
+
+    Attributes:
+        host: the layer.
+        rope: the model's cos and sin of this call, (B or 1, m, D_rot).
+        on_host: gives a padding mask (B, m) on the CPU, fetched once and not once a layer.
+        note_peak: told how many bytes of keys and values exist beside the slabs during prefill.
+    """
+
+    host: BoundedCacheLayer
+    rope: Rope
+    on_host: Callable[[Tensor], Tensor]
+    note_peak: Callable[[int], None]
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        kernel: str,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Append, attend, observe, evict.
+
+        Args:
+            query: (B, H, m, D) after RoPE.
+            key, value: (B, H_kv, m, D), the new entries.
+            padding: (B, m) bool from our mask function, True where a token is real; or None.
+            kernel: the wrapped attention implementation.
+            kwargs: what the module passes to its attention function.
+
+        Returns:
+            The output (B, m, H, D), and attention weights if the kernel gives any.
+
+        Raises:
+            ValueError: a mask that is not two-dimensional, or another batch than the cache's.
+        """
+        layer, num_new = self.host.layer, query.shape[2]
+        real_on_host = torch.ones(key.shape[0], num_new, dtype=torch.bool) if padding is None else self.on_host(padding)
+        padding = None if padding is None else padding.to(query.device)
+        scaling = kwargs.get("scaling")
+        params = AttentionParams(
+            query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux")
+        )
+        rope = Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
+        self.host.prepare(key, value, real_on_host.sum(dim=1).tolist())
+        size = layer.schedule.prefill_chunk or num_new
+        if num_new > size:
+            kwargs = {name: kwarg for name, kwarg in kwargs.items() if name not in ("position_ids", "cache_position")}
+        outputs, weights = [], None
+        for start in range(0, num_new, size):
+            part = slice(start, min(start + size, num_new))
+            real = None if padding is None else padding[:, part]
+            counts = real_on_host[:, part].sum(dim=1).tolist()
+            inputs = layer.append(key[:, :, part], value[:, :, part], real, counts)
+            queries = query[:, :, part]
+            mask = kernel_mask(kernel, inputs, queries)
+            output, weights = run_kernel(kernel, module, queries, inputs.keys, inputs.values, mask, **kwargs)
+            layer.observe(queries, rope.steps(part.start, part.stop), params)
+            outputs.append(output)
+            if num_new > 1:
+                whole = key.nbytes + value.nbytes
+                self.note_peak(whole + layer.copied_bytes)
+        self.host.attended(num_new)
+        return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)

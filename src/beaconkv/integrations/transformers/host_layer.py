@@ -1,0 +1,117 @@
+"""A bounded layer as transformers sees it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from ...cache import BoundedLayer
+from .attention import BOUNDED_OFFSET
+
+NO_ROLLBACK = (
+    "a BoundedCache cannot be cropped: what was evicted, and the queries seen since, cannot be taken back. "
+    "Assisted and speculative decoding need DynamicCache"
+)
+
+
+class BoundedCacheLayer(CacheLayerMixin):
+    """One full-attention layer: lets keys and values pass to the attention function, which stores them."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, layer: BoundedLayer) -> None:
+        self.layer = layer
+        self.num_columns = 0  # tokens fed, padding included: what the host calls the sequence length
+        self.is_pending = False  # between update() and the attention function
+        self.has_decoded = False  # a step of one token has come: the prompt is complete
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.is_pending:
+            raise RuntimeError(
+                f"layer {self.layer.index}: keys came twice without attention between them: "
+                "a forward pass broke off; make a new cache or reset() it"
+            )
+        self.is_pending = True
+        return key_states, value_states
+
+    def prepare(self, key: Tensor, value: Tensor, counts: list[int]) -> None:
+        """Before the first attention of a forward pass: allocate, or hear of more prompt.
+
+        The prompt is everything before the first step of a single token, in one pass or several.
+
+        Args:
+            key, value: the new entries (B, H_kv, m, D).
+            counts: real tokens per row.
+        """
+        if not self.is_pending:
+            raise RuntimeError(
+                f"layer {self.layer.index}: attention ran twice on one pair of keys and values; "
+                "a model whose modules call their attention function more than once cannot be bounded"
+            )
+        if not self.layer.is_open:
+            self.layer.open(key, value, counts)
+        elif key.shape[2] > 1 and not self.has_decoded:
+            self.layer.extend_prompt(counts)
+        self.has_decoded |= key.shape[2] == 1
+
+    def attended(self, num_new: int) -> None:
+        """The attention function has taken ``num_new`` columns in."""
+        self.is_pending = False
+        self.num_columns += num_new
+
+    @property
+    def keys(self) -> Tensor | None:
+        """(B, H_kv, longest row, D): stored keys, in slot order."""
+        return self.layer.slab.keys[:, :, : self.layer.slab.longest] if self.layer.is_open else None
+
+    @property
+    def values(self) -> Tensor | None:
+        """(B, H_kv, longest row, D): stored values, in slot order."""
+        return self.layer.slab.values[:, :, : self.layer.slab.longest] if self.layer.is_open else None
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.layer.is_open
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Slabs are allocated with the first keys."""
+
+    def get_seq_length(self, *args: Any) -> int:
+        return self.num_columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name up to transformers 4.57
+
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
+        num_new = query_length if isinstance(query_length, int) else query_length.shape[0]  # cache_position in 4.57
+        return self.num_columns + num_new, BOUNDED_OFFSET
+
+    def reset(self) -> None:
+        self.layer.reset()
+        self.num_columns, self.is_pending, self.has_decoded = 0, False, False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.layer.select_rows(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.layer.is_open:
+            self.layer.select_rows(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.layer.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+
+    def crop(self, *args: Any) -> None:
+        raise RuntimeError(NO_ROLLBACK)
+
+    def offload(self) -> None:
+        raise RuntimeError("a BoundedCache is not offloaded: it is small by design")
+
+    prefetch = offload
