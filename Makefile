@@ -1,10 +1,13 @@
-# Two commands do everything on a fresh clone: `make demo` and `make test`.
+# Two commands do everything on a fresh clone: `make demo` and `make test`. `make help` lists the others.
 PYTHON ?= python3
 PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: demo test lint bench setup models clean
+.PHONY: help demo test lint bench setup models clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
 
 demo: .venv/ready  ## the bundled comparison: full cache against beaconkv on a real model
 	.venv/bin/beaconkv demo
@@ -15,18 +18,18 @@ test: lint .venv/ready .venv-tf4/ready models  ## every test, with the newest an
 	@echo "== transformers 4.x"
 	.venv-tf4/bin/python -m pytest -n 2
 
-lint: .venv/ready
+lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
 bench: .venv/ready  ## seconds a step and bytes, methods in turn
 	.venv/bin/python benchmarks/decode.py
 
-setup: .venv/ready .venv-tf4/ready
+setup: .venv/ready .venv-tf4/ready  ## both environments
 
 models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; without it they are skipped
-	-@.venv/bin/python -W ignore $(FETCH) 2>/dev/null || echo "SmolLM2-135M cannot be fetched: its tests are skipped"
-	-@.venv-tf4/bin/python -W ignore $(FETCH) 2>/dev/null || echo "SmolLM2-135M cannot be fetched: its tests are skipped"
+	-@.venv/bin/python -W ignore $(FETCH) 2>.venv/fetch.log || { tail -n 1 .venv/fetch.log; echo "its tests are skipped"; }
+	-@.venv-tf4/bin/python -W ignore $(FETCH) 2>.venv-tf4/fetch.log || { tail -n 1 .venv-tf4/fetch.log; echo "its tests are skipped"; }
 
 .venv/ready: pyproject.toml constraints.txt constraints-tf5.txt
 	@echo "== setting up .venv (transformers 5.x); a few minutes the first time"
@@ -40,5 +43,5 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	.venv-tf4/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf4.txt -e ".[dev]"
 	@touch $@
 
-clean:
+clean:  ## remove the environments
 	rm -rf .venv .venv-tf4 .pytest_cache .hypothesis .ruff_cache

@@ -26,6 +26,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="random tokens")
     parser.add_argument("--tokens", type=int, default=512, help="steps of each method")
@@ -45,9 +46,10 @@ def new_cache(name: str, model, budget: int):
 
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> list[dict]:
-    model, _ = load(options.model, options.dtype)
+    model, _ = load(options.model, options.dtype, None if options.device == "cpu" else options.device)
+    wait = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
     torch.manual_seed(options.seed)
-    prompt = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt))
+    prompt = torch.randint(3, model.config.vocab_size, (options.batch, options.prompt)).to(model.device)
     names = options.policies.split(",")
     argument = cache_argument()
     caches = {name: new_cache(name, model, options.budget) for name in names}
@@ -56,8 +58,10 @@ def measure(options: argparse.Namespace) -> list[dict]:
         step[name] = model(prompt, use_cache=True, **{argument: cache}).logits[:, -1:].argmax(-1)
     for _ in track(range(options.tokens), "steps", console=Console(stderr=True)):
         for name, cache in caches.items():
+            wait()
             start = time.perf_counter()
             logits = model(step[name], use_cache=True, **{argument: cache}).logits
+            wait()
             seconds[name].append(time.perf_counter() - start)
             step[name] = logits[:, -1:].argmax(-1)
     rows = []

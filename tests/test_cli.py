@@ -107,7 +107,7 @@ def test_plan(folder):
     assert document["plan"]["bytes_per_token"] == 2 * 3 * 2 * 16 * 4
     assert document["plan"]["batch_bounded"] > document["plan"]["batch_full"]
     table = " ".join(run(*arguments).stdout.split())
-    assert "smaller than a full one from" in table
+    assert "saves memory for sequences of" in table
 
 
 def test_demo_writes_a_table_and_a_file(folder, tmp_path):
@@ -144,18 +144,49 @@ def test_demo_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
         (("generate", "  "), "error: the prompt is empty"),
         (("generate", "t1", "--temperature", "-1"), "error: temperature must be >= 0"),
         (("generate", "t1", "--prompt-file", "nowhere.txt"), "nowhere.txt"),
+        (("generate", "t1", "--top-p", "7"), "error: top-p must be in (0, 1], got 7"),
+        (("generate", "t1", "--prefix", "²"), "error: prefix must be an integer >= 0 or \"prompt\", got '²'"),
+        (("demo", "--policies", "beaconkv,snap"), "error: unknown policy 'snap'"),
+        (("plan", "FOLDER", "--memory", "nan"), "error: memory_gib must be positive, got nan"),
+        (("plan", "EMPTY"), "has no config.json"),
         (("plan", "nothing-known"), "error: unknown model 'nothing-known': choose a bundled one"),
         (("plan", "FOLDER", "--dtype", "int4"), "error: unknown dtype 'int4'; choose from float32"),
     ],
 )
-def test_errors_are_one_line_without_traceback(folder, arguments, message):
-    arguments = [folder if a == "FOLDER" else a for a in arguments]
+def test_errors_are_one_line_without_traceback(folder, tmp_path, arguments, message):
+    arguments = [{"FOLDER": folder, "EMPTY": str(tmp_path)}.get(a, a) for a in arguments]
     if arguments[0] == "generate":
         arguments += ["-m", folder]
     done = subprocess.run([sys.executable, "-m", "beaconkv", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_long_paragraphs_keep_the_status_on_the_screen():
+    """On a terminal, rows of a paragraph are printed as they fill; only the last row and the status are live."""
+    from types import SimpleNamespace
+
+    from rich.console import Console
+
+    from beaconkv.cache import CacheStats
+    from beaconkv.cli import generate
+
+    console = Console(force_terminal=True, width=40, height=8, record=True)
+    original, generate.console = generate.console, console
+    try:
+        cache = SimpleNamespace(stats=CacheStats(700, 60, 64, 9, 1, 2048, 1024, 2048, 2048))
+        with generate.LiveText(None, cache, quiet=False) as streamer:
+            for i in range(300):
+                streamer.on_finalized_text(f"word{i} ")
+                assert len(streamer.line) <= 40
+            streamer.on_finalized_text("", stream_end=True)
+    finally:
+        generate.console = original
+    text = console.export_text()
+    for i in range(300):
+        assert f"word{i} " in text.replace("\n", " ")
+    assert "9 evictions" in text
 
 
 def test_version_and_help():

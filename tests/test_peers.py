@@ -43,39 +43,40 @@ def test_wrong_positions_after_evictions():
     assert cache.stats.entries < 40
 
 
-def test_buffered_queries_all_turned_by_the_current_angle():
-    """Recent queries stand at their own positions, beacons at the current one."""
-    n_recent, steps, dim = 4, 24, 8
-    policy = make_policy("beaconkv", n_recent=n_recent, n_beacon=3)
-    layer = BoundedLayer(policy, EvictionSchedule(steps, prefix=0, protect=1))
-    inv = 0.5 ** torch.arange(dim // 2)
-    seen = {}
-    score = type(policy).score
+def test_buffered_queries_all_turned_by_the_current_angle(monkeypatch):
+    """What scores the entries: recent queries at their own positions, beacons at the current one."""
+    n_recent, n_beacon, steps, dim = 4, 3, 24, 8
+    layer = BoundedLayer(
+        make_policy("beaconkv", n_recent=n_recent, n_beacon=n_beacon), EvictionSchedule(steps, prefix=0, protect=1)
+    )
+    before_rope, inv, used = torch.randn(1, 2, steps, dim), 0.5 ** torch.arange(dim // 2), {}
 
-    def spy(self, view, state):
-        beacons, recents = state.beacons(view.rows).clone(), state.recents(view.rows)
-        seen.update(beacons=ops.rotate(beacons, view.rope), before=beacons, recents=recents, now=view.now.item())
-        return score(self, view, state)
+    def spy(queries, keys, params, query_positions, *rest):
+        used.update(queries=queries[0], positions=query_positions[0].tolist())
+        return observation_scores(queries, keys, params, query_positions, *rest)
 
-    type(policy).score, before_rope = spy, torch.randn(1, 2, steps, dim)
+    observation_scores = ops.observation_scores
+    monkeypatch.setattr(ops, "observation_scores", spy)
 
-    def rope(t):
+    def turned(query, t):
+        """(heads, dim) by hand, sharing nothing with ops.rope."""
+        first, second = query.chunk(2, -1)
+        cos, sin = (t * inv).cos(), (t * inv).sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    for t in range(steps):
         angle = torch.cat([t * inv, t * inv]).view(1, 1, -1)
-        return Rope(angle.cos(), angle.sin(), ops.apply_half)
-
-    try:
-        for t in range(steps):
-            query = ops.rotate(before_rope[:, :, t : t + 1], rope(t))
-            layer.append(torch.randn(1, 2, 1, dim), torch.randn(1, 2, 1, dim))
-            layer.observe(query, rope(t), AttentionParams(1.0))
-    finally:
-        type(policy).score = score
-    assert seen["now"] == steps - 1
+        layer.append(torch.randn(1, 2, 1, dim), torch.randn(1, 2, 1, dim))
+        query = turned(before_rope[0, :, t], t).view(1, 2, 1, dim)
+        layer.observe(query, Rope(angle.cos(), angle.sin(), ops.apply_half), AttentionParams(1.0))
+    now = steps - 1
+    assert used["positions"] == [now] * n_beacon + list(range(steps - n_recent, steps))
     for i, t in enumerate(range(steps - n_recent, steps)):
-        torch.testing.assert_close(seen["recents"][:, :, i : i + 1], ops.rotate(before_rope[:, :, t : t + 1], rope(t)))
-    torch.testing.assert_close(seen["beacons"], ops.rotate(seen["before"], rope(steps - 1)))
-    for beacon in seen["before"][0, 0]:
-        assert (before_rope[0, 0, : steps - n_recent] - beacon).abs().amax(-1).min() < 1e-5
+        torch.testing.assert_close(used["queries"][:, n_beacon + i], turned(before_rope[0, :, t], t))
+    past_at_now = torch.stack([turned(before_rope[0, :, t], now) for t in range(steps - n_recent)], 1)
+    for head in range(2):
+        for beacon in used["queries"][head, :n_beacon]:
+            assert (past_at_now[head] - beacon).abs().amax(-1).min() < 1e-4
 
 
 def test_a_batch_of_two_is_garbled_by_sums_over_the_batch_or_padding():
@@ -97,9 +98,12 @@ def test_keys_stored_once_for_each_query_head():
     assert cache.layers[0].keys.shape[1] == config.num_key_value_heads
 
 
-def test_protected_tokens_evicted_on_a_tie():
-    """Identical keys and queries: everything ties, and the protected entries must still be there."""
-    layer = BoundedLayer(make_policy("beaconkv"), EvictionSchedule(64, prefix=3, protect=9))
+@pytest.mark.parametrize("score", [0.0, 1.0, 1e30])
+def test_protected_tokens_evicted_on_a_tie(score, monkeypatch):
+    """Everything ties, at whatever score a protected entry might have been given; it must still be there."""
+    policy = make_policy("beaconkv")
+    monkeypatch.setattr(type(policy), "score", lambda self, view, state: torch.full(view.positions.shape, score))
+    layer = BoundedLayer(policy, EvictionSchedule(64, prefix=3, protect=9))
     one = Rope(torch.ones(1, 1, 4), torch.zeros(1, 1, 4), ops.apply_half)
     for t in range(300):
         layer.append(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4))

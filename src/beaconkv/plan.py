@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,12 +40,14 @@ class ModelShape:
         """Read a transformers config; parameters are counted on a model without storage.
 
         Raises:
-            ValueError: no full-attention layer: there is nothing to bound.
+            ValueError: no full-attention layer, or multi-head latent attention: there is nothing to bound.
         """
         from transformers import AutoModelForCausalLM
 
         text = config.get_text_config(decoder=True)
         heads = text.num_attention_heads
+        if getattr(text, "kv_lora_rank", None):
+            raise ValueError(f"{type(config).__name__} has multi-head latent attention (MLA): cannot be bounded")
         kinds = getattr(text, "layer_types", None)
         if kinds is None:
             sliding = getattr(text, "sliding_window", None) if getattr(text, "use_sliding_window", True) else None
@@ -126,7 +129,7 @@ def make_plan(
     if not policy.evicts:
         raise ValueError(f"policy {policy.name!r} never evicts: there is nothing to plan")
     for name, value in (("length", length), ("memory_gib", memory_gib)):
-        if value <= 0:
+        if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be positive, got {value}")
     if not 0 < utilization <= 1:
         raise ValueError(f"utilization must be in (0, 1], got {utilization}")

@@ -1,5 +1,6 @@
 """What is attached to a model is detached again, and nothing stays on it in between."""
 
+import copy
 import gc
 import threading
 
@@ -88,8 +89,9 @@ def test_two_threads_with_a_cache_each():
 
 
 @pytest.mark.parametrize("where", ["attention", "mlp"])
-def test_an_exception_in_the_middle_leaves_the_model_clean(where, monkeypatch):
-    model, inputs = tiny(), prompt(20)
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss"])
+def test_an_exception_in_the_middle_leaves_the_model_clean(family, where, monkeypatch):
+    model, inputs = tiny(family), prompt(20)
     before, plain = fingerprint(model), greedy(model, inputs)
     expected = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=60)
     cache = BoundedCache(model, **SMALL)
@@ -140,3 +142,52 @@ def test_the_caches_memory_goes_with_it():
     del cache
     gc.collect()
     assert slab() is None
+
+
+def test_models_that_share_a_config():
+    first = tiny("qwen3")
+    second = copy.deepcopy(first)
+    second.config = first.config
+    for module in second.modules():
+        if hasattr(module, "config"):
+            module.config = first.config
+    expected = greedy(second, prompt(20), BoundedCache(second, **SMALL), new_tokens=60)
+    one, two = BoundedCache(first, **SMALL), BoundedCache(second, **SMALL)
+    one.detach()
+    assert torch.equal(greedy(second, prompt(20), two, new_tokens=60), expected)
+    two.detach()
+    gc.collect()
+    assert first.config._attn_implementation == "sdpa"
+
+
+def test_a_model_and_the_model_inside_it():
+    outer = tiny()
+    ids = prompt(20)["input_ids"]
+    one, two = BoundedCache(outer, **SMALL), BoundedCache(outer.model, **SMALL)
+    with torch.no_grad():
+        outer(ids, past_key_values=one, use_cache=True)
+        outer.model(ids, past_key_values=two, use_cache=True)
+    assert one.get_seq_length() == two.get_seq_length() == 20
+    assert torch.equal(one.positions(0), two.positions(0))
+
+
+def test_a_copy_of_an_attached_model():
+    """copy.deepcopy takes hooks and config along; neither may be in the way of the copy's own caches."""
+    model = tiny()
+    cache = BoundedCache(model, **SMALL)
+    expected = greedy(model, prompt(20), cache, new_tokens=60)
+    twin = copy.deepcopy(model)
+    del cache
+    gc.collect()
+    with BoundedCache(twin, **SMALL) as own:
+        assert torch.equal(greedy(twin, prompt(20), own, new_tokens=60), expected)
+    assert twin.config._attn_implementation == "sdpa"
+
+
+def test_the_check_of_rope_takes_no_random_numbers():
+    model = copy.deepcopy(tiny())
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    greedy(model, prompt(20), BoundedCache(model, **SMALL), new_tokens=3)
+    assert torch.equal(torch.rand(3), expected)

@@ -196,7 +196,7 @@ def test_prompt_longer_than_the_budget_is_held_by_one_layer_at_a_time():
         model(prompt(500)["input_ids"], past_key_values=cache, use_cache=True)
     assert held == [[35], [35, 35], [35, 35, 35]]
     per_layer = cache.stats.kv_bytes // 3
-    assert cache.stats.peak_kv_bytes - cache.stats.kv_bytes == per_layer * 500 // 40
+    assert cache.stats.peak_kv_bytes - cache.stats.kv_bytes == per_layer * 500 // 40  # one prompt, one copy
 
 
 def test_output_scope_keeps_the_whole_prompt():
@@ -256,3 +256,181 @@ def test_accelerate_hooks_and_offloaded_weights(tmp_path):
     copy = accelerate.dispatch_model(copy, device_map, main_device="cpu", offload_dir=str(tmp_path / "off"))
     cache = BoundedCache(copy, **SMALL)
     assert torch.equal(greedy(copy, inputs, cache, new_tokens=60), expected)
+
+
+def scaled(kind):
+    """A tiny Llama whose RoPE changes with the length."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    from tests.tiny import _COMMON
+
+    torch.manual_seed(2)
+    if kind == "longrope":
+        factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+        extra = dict(max_position_embeddings=256, original_max_position_embeddings=64, rope_scaling=factors)
+        return Phi3ForCausalLM(Phi3Config(**{**_COMMON, "sliding_window": None, **extra})).eval()
+    scaling = {"rope_type": kind, "factor": 2.0}
+    config = {**_COMMON, "head_dim": 8, "max_position_embeddings": 40, "rope_scaling": scaling}
+    return LlamaForCausalLM(LlamaConfig(**config)).eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*drops every cache")
+@pytest.mark.parametrize("kind", ["dynamic", "linear", "longrope"])
+def test_rope_that_changes_with_the_length(kind):
+    """Frequencies change as the text grows; step by step the plain cache and ours agree to the last bit."""
+    from transformers import DynamicCache
+
+    model, ids = scaled(kind), prompt(50)["input_ids"]
+    caches = [DynamicCache(config=model.config), BoundedCache(model, budget=256)]
+    with torch.no_grad():
+        for part in (ids, *prompt(60, seed=4)["input_ids"].split(1, 1)):
+            plain, ours = (model(part, past_key_values=c, use_cache=True).logits for c in caches)
+            assert torch.equal(plain, ours)
+        small = BoundedCache(model, **SMALL)
+        for part in (ids, *prompt(60, seed=4)["input_ids"].split(1, 1)):
+            assert model(part, past_key_values=small, use_cache=True).logits.isfinite().all()
+    small.check_integrity()
+    assert small.stats.evictions > 5
+
+
+def test_zero_padding_embeddings_do_not_mislead_the_check_of_rope():
+    """Layers without RoPE are told from others even if the first token is padding with a zero embedding."""
+    model = copy_module.deepcopy(tiny("smollm3"))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0] = 0.0
+    together = greedy(model, prompt(12, 70), BoundedCache(model, budget=64, prefix=0, protect=4), new_tokens=150)
+    inputs = {k: v[:1, 58:] for k, v in prompt(12, 70).items()}
+    alone = copy_module.deepcopy(model)
+    cache = BoundedCache(alone, budget=64, prefix=0, protect=4)
+    assert torch.equal(greedy(alone, inputs, cache, new_tokens=150)[0], together[0])
+
+
+@pytest.mark.parametrize("settings", [dict(scope="output", budget=24), dict(prefix="prompt", budget=64)])
+@pytest.mark.parametrize("chunk", [8, 16, 33])
+def test_a_prompt_in_several_passes_is_one_prompt(settings, chunk):
+    """generate(prefill_chunk_size=...) feeds the prompt piece by piece; all of it stays protected."""
+    model, inputs = tiny(), prompt(36)
+    cache = BoundedCache(model, protect=8, **settings)
+    with torch.no_grad():
+        for piece in inputs["input_ids"][:, :35].split(chunk, 1):
+            if piece.shape[1] > 1:
+                model(piece, past_key_values=cache, use_cache=True)
+    fed = cache.get_seq_length()
+    greedy(model, inputs, cache, new_tokens=90)
+    cache.check_integrity()
+    assert (cache.positions(1)[0, :, :fed] == torch.arange(fed)).all()
+    assert cache.stats.kv_bytes == cache.stats.formula_bytes
+    assert cache.stats.evictions > 2
+
+
+def test_a_second_turn_of_ragged_messages():
+    """Padding in the middle: the second turn's messages differ in length too."""
+    model = tiny()
+    first, second = prompt(9, 30), prompt(25, 6, seed=5)
+    ids, mask = first["input_ids"], first["attention_mask"]
+
+    def logits(rows, cache):
+        seen, out = 0, []
+        steps = [(ids, mask), *[(torch.full((2, 1), 7 + t), torch.ones(2, 1, dtype=torch.int64)) for t in range(50)]]
+        steps += [(second["input_ids"], second["attention_mask"]), *steps[1:40]]
+        whole = torch.cat([m for _, m in steps], 1)[rows]
+        for tokens, own in steps:
+            tokens, own = tokens[rows], own[rows]
+            keep = own.bool().any(0) if len(rows) == 1 else torch.ones(own.shape[1], dtype=torch.bool)
+            seen += own.shape[1]
+            now = whole[:, :seen]
+            positions = (now.cumsum(-1) - 1).clamp(min=0)[:, -own.shape[1] :][:, keep]
+            used = now if len(rows) > 1 else torch.ones(1, int(now.sum()), dtype=torch.int64)
+            result = model(
+                tokens[:, keep], attention_mask=used, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+            out.append(result.logits[:, -1])
+        cache.check_integrity()
+        return torch.stack(out, 1)
+
+    with torch.no_grad():
+        together = logits([0, 1], BoundedCache(model, **SMALL))
+        for row in (0, 1):
+            alone = logits([row], BoundedCache(model, **SMALL))
+            torch.testing.assert_close(alone[0], together[row], atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_longer_than_the_tokens_fed():
+    """A mask prepared for the whole generation is read at the columns of the tokens fed."""
+    model, inputs = tiny(), prompt(6, 20)
+    longer = torch.cat([inputs["attention_mask"], torch.ones(2, 10, dtype=torch.int64)], 1)
+    with torch.no_grad():
+        caches = [BoundedCache(model, **SMALL) for _ in range(2)]
+        for cache, mask in zip(caches, (inputs["attention_mask"], longer), strict=True):
+            model(inputs["input_ids"], attention_mask=mask, past_key_values=cache, use_cache=True)
+    assert torch.equal(caches[0].positions(0), caches[1].positions(0))
+    assert caches[1].stats.tokens_seen == 20
+    assert (caches[1].positions(0)[0] >= 0).sum(-1).tolist() == [6, 6]
+
+
+def test_inference_mode_and_no_grad_may_alternate():
+    model, ids = tiny(), prompt(50)["input_ids"]
+    expected = greedy(model, prompt(50), BoundedCache(model, **SMALL), new_tokens=60)
+    cache = BoundedCache(model, **SMALL)
+    out, contexts = [], (torch.inference_mode, torch.no_grad)
+    for step in range(60):
+        with contexts[step % 2]():
+            ids = model(ids, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            out.append(ids.clone())
+            if step == 20:
+                cache.reorder_cache(torch.tensor([0]))
+    assert torch.equal(torch.cat(out, 1), expected)
+
+
+def test_the_prompt_is_freed_layer_by_layer(monkeypatch):
+    """While a layer is under way, nothing keeps the whole prompt of an earlier one alive."""
+    import weakref
+
+    from beaconkv.integrations.transformers.host_layer import BoundedCacheLayer
+
+    model, seen, alive = tiny(), {}, []
+    update = BoundedCacheLayer.update
+
+    def watch(self, key, value, *args, **kwargs):
+        seen[self.layer.index] = weakref.ref(key.untyped_storage()), weakref.ref(key)
+        return update(self, key, value, *args, **kwargs)
+
+    def on_evict(event):
+        alive.append([i for i, refs in seen.items() if any(ref() is not None for ref in refs) and i < event.layer])
+
+    monkeypatch.setattr(BoundedCacheLayer, "update", watch)
+    cache = BoundedCache(model, on_evict=on_evict, **SMALL)
+    with torch.no_grad():
+        model(prompt(500)["input_ids"], past_key_values=cache, use_cache=True)
+    assert alive == [[], [], []]
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_peak_bytes_count_the_prompt_under_way(chunk):
+    model = tiny()
+    cache = BoundedCache(model, prefill_chunk=chunk, **SMALL)
+    with torch.no_grad():
+        model(prompt(2000)["input_ids"], past_key_values=cache, use_cache=True)
+    per_token = 2 * 2 * 8 * 4
+    slabs, prompt_bytes = 3 * 40 * per_token, 2000 * per_token
+    assert cache.stats.kv_bytes == slabs
+    assert slabs + prompt_bytes <= cache.stats.peak_kv_bytes <= slabs + prompt_bytes + 2 * (40 + 16) * per_token
+
+
+def test_peak_bytes_of_a_growing_cache_are_no_more_than_it_ever_held():
+    model = tiny()
+    cache = BoundedCache(model, "full")
+    greedy(model, prompt(200), cache, new_tokens=400)
+    assert cache.stats.peak_kv_bytes == cache.stats.kv_bytes == cache.stats.formula_bytes
+
+
+def test_formula_bytes_after_rows_were_dropped_and_with_mixed_dtypes():
+    model = tiny()
+    cache = BoundedCache(model, scope="output", budget=24, protect=8)
+    greedy(model, prompt(10, 80), cache, new_tokens=20)
+    cache.batch_select_indices(torch.tensor([0]))
+    assert cache.stats.kv_bytes == cache.stats.formula_bytes
+    mixed = BoundedCache(model, **SMALL)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(prompt(50)["input_ids"], past_key_values=mixed, use_cache=True)
+    assert mixed.stats.kv_bytes == mixed.stats.formula_bytes

@@ -167,9 +167,10 @@ def test_a_module_whose_query_cannot_be_turned_back(monkeypatch):
         return (q_norm(q + 1.0, dim=-1), k) if k.shape[1] else (q, k)
 
     monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", strange)
-    cache = BoundedCache(model, budget=64)
-    with pytest.raises(ValueError, match="query before RoPE cannot be recovered"):
-        greedy(model, prompt(20), cache)
+    model.model.embed_tokens.weight.data[0] = 0.0  # the check must not be misled by padding
+    for inputs in (prompt(20), prompt(5, 20)):
+        with pytest.raises(ValueError, match="query before RoPE cannot be recovered"):
+            greedy(model, inputs, BoundedCache(model, budget=64))
 
 
 def test_unsupported_release(monkeypatch):
@@ -183,3 +184,49 @@ def test_positions_of_a_layer_that_is_not_bounded():
     with pytest.raises(ValueError, match="layer 0 is not bounded; bounded layers: 5"):
         cache.positions(0)
     assert beaconkv.BoundedCache is BoundedCache
+
+
+def test_a_module_that_attends_twice(monkeypatch):
+    """Some families call their attention function twice on one pair of keys and values."""
+    from transformers.models.llama import modeling_llama
+
+    model = small("Llama", head_dim=8)
+    forward = modeling_llama.LlamaAttention.forward
+
+    def twice(self, *args, **kwargs):
+        own = kwargs.get("beaconkv_call")
+        if own is not None and hasattr(own, "host"):
+            query = torch.zeros(1, 6, 20, 8)
+            forward(self, *args, **kwargs)
+            own.attend(self, query, query[:, :2], query[:, :2], None, "sdpa", scaling=1.0)
+        return forward(self, *args, **kwargs)
+
+    cache = BoundedCache(model, budget=64)
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", twice)
+    with pytest.raises(RuntimeError, match="attention ran twice on one pair of keys and values"):
+        greedy(model, prompt(20), cache)
+
+
+@pytest.mark.parametrize("name", ["Phi", "Persimmon"])
+def test_families_that_turn_a_part_inside_the_module(name):
+    model = small(name)
+    with pytest.raises(ValueError, match=f"{name}"):
+        greedy(model, prompt(20), BoundedCache(model, budget=64))
+
+
+def test_an_attention_mask_that_is_too_short():
+    model, ids = tiny(), prompt(20)["input_ids"]
+    cache = BoundedCache(model, budget=64)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match="mask has 5 columns for 25 tokens"):
+            model(ids[:, :5], attention_mask=torch.ones(1, 5), past_key_values=cache, use_cache=True)
+
+
+def test_phi3_with_longrope_is_warned_of():
+    """Its own generate() drops any cache when the text passes the original length."""
+    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
+    extra = dict(max_position_embeddings=256, original_max_position_embeddings=64, rope_scaling=factors)
+    model = small("Phi3", sliding_window=None, **extra)
+    with pytest.warns(UserWarning, match="drops every cache, this one too, when the text passes 64 tokens"):
+        BoundedCache(model, budget=60, protect=8)

@@ -13,6 +13,8 @@ from tests.tiny import tiny
 
 def test_names(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"")
+    with pytest.raises(ValueError, match="has no config.json: it does not hold a model"):
+        resolve(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert resolve(str(tmp_path)) == (str(tmp_path), {})
     assert resolve(str(tmp_path / "model.gguf")) == (str(tmp_path), {"gguf_file": "model.gguf"})

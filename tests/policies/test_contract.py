@@ -1,17 +1,62 @@
 """What every registered policy promises, whoever wrote it. A new policy file is tested here by itself."""
 
 import dataclasses
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from beaconkv import EvictionSchedule, ops, policies
+from beaconkv import EvictionPolicy, EvictionSchedule, ops, policies
 from beaconkv.cache import BoundedLayer
+from beaconkv.policies import LayerState
 from beaconkv.types import AttentionParams, Rope
 
-EVICTING = [name for name, cls in policies().items() if cls.evicts]
 H, H_KV, D, VD = 6, 2, 8, 5
 BUDGET, PREFIX, PROTECT = 48, 3, 7
+
+
+class Accumulated(LayerState):
+    """Attention that each entry has received so far: needs the entries at each step, and to follow compaction."""
+
+    def __init__(self, batch):
+        self.sums = [torch.zeros(H_KV, 0) for _ in range(batch)]
+
+    def row_key(self, row):
+        return row  # one row at a time: the simplest state there is
+
+    def observe(self, queries, rope, until_full, rows, view):
+        assert len(rows) == 1
+        (row,) = rows.numbers
+        n = queries.shape[2]
+        at = view.now[:, None] - torch.arange(n - 1, -1, -1)
+        received = ops.attention_weights(queries, view.keys, view.params, at, view.positions).sum((2, 3))[0]
+        received[:, : self.sums[row].shape[1]] += self.sums[row]
+        self.sums[row] = received
+
+    def evicted(self, source, rows):
+        (row,) = rows.numbers
+        self.sums[row] = ops.gather_entries(self.sums[row][None], source)[0]
+
+    def select_rows(self, index, numbers):
+        self.sums = [self.sums[row].clone() for row in numbers]
+
+
+@dataclass(frozen=True)
+class MostAttended(EvictionPolicy):
+    """Keep what has received the most attention. Lives in this test only: it uses all a state is told."""
+
+    source = "this test"
+    observes_entries = True
+
+    def new_state(self, batch):
+        return Accumulated(batch)
+
+    def score(self, view, state):
+        return torch.stack([state.sums[row] for row in view.rows.numbers])
+
+
+CLASSES = {name: cls for name, cls in policies().items() if cls.evicts} | {"most attended": MostAttended}
+EVICTING = list(CLASSES)
 
 
 def rope_at(positions):
@@ -26,7 +71,7 @@ class Run:
     def __init__(self, name, seeds, prompts, steps, poison=False, budget=BUDGET, dtype=torch.float32):
         self.events = []
         schedule = EvictionSchedule(budget, prefix=PREFIX, protect=PROTECT)
-        self.layer = BoundedLayer(policies()[name](), schedule, on_evict=self.events.append)
+        self.layer = BoundedLayer(CLASSES[name](), schedule, on_evict=self.events.append)
         longest = max(prompts)
         total = longest + steps
         streams = []
@@ -101,7 +146,7 @@ class TestContract:
 
     def test_each_query_is_observed_once(self, name, monkeypatch):
         seen = {}
-        state_class = type(policies()[name]().new_state(1))
+        state_class = type(CLASSES[name]().new_state(1))
         observe = state_class.observe
 
         def counting(self, queries, rope, until_full, rows, view):
@@ -116,7 +161,7 @@ class TestContract:
         assert seen == {0: 220, 1: 95}
 
     def test_scores_are_finite_and_change_nothing(self, name, monkeypatch):
-        cls = policies()[name]
+        cls = CLASSES[name]
         score = cls.score
 
         def checked(self, view, state):
@@ -139,12 +184,12 @@ class TestContract:
         assert len(run.history(0)) > 5
 
     def test_settings_are_frozen_and_described(self, name):
-        policy = policies()[name]()
+        policy = CLASSES[name]()
         with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
             policy.anything = 1
         assert policy.source
         assert policy.__doc__.strip()
-        assert hash(policy) == hash(policies()[name]())
+        assert hash(policy) == hash(CLASSES[name]())
 
 
 def test_beam_reorder_moves_everything():

@@ -61,3 +61,15 @@ def test_without_beacons_no_history_is_kept():
     assert buffer.history is None
     assert buffer.beacons(EVERYONE).shape == (1, 2, 0, 4)
     assert buffer.recents(EVERYONE).shape == (1, 2, 5, 4)
+
+
+def test_never_more_beacons_than_asked_for_when_the_cache_is_full():
+    """Also when the last tokens before the eviction come in one pass, on top of fresh ones."""
+    for single, last in ((25, 9), (12, 16), (14, 40), (27, 1), (0, 28)):
+        buffer = QueryBuffer(1, n_recent=16, n_beacon=16, sample_chunk=64)
+        feed(buffer, torch.randn(1, 2, 100, 4), 28)
+        for t in range(single):
+            feed(buffer, torch.randn(1, 2, 1, 4), 28 - t - 1)
+        feed(buffer, torch.randn(1, 2, last, 4), 28 - single - last)
+        assert buffer.beacons(EVERYONE).shape[2] == 16, (single, last)
+        assert buffer.recents(EVERYONE).shape[2] == 16

@@ -16,7 +16,9 @@ def main() -> None:
         sys.exit(f"the command line needs the package {error.name!r}: pip install 'beaconkv[cli]'")
     try:
         app(prog_name="beaconkv")
-    except (ValueError, ImportError, OSError) as error:
+    except Exception as error:
         if os.environ.get("BEACONKV_DEBUG"):
             raise
-        sys.exit(f"error: {error}")
+        expected = isinstance(error, (ValueError, ImportError, OSError))
+        kind = "" if expected else f"{type(error).__name__}: "
+        sys.exit(f"error: {kind}{error}" + ("" if expected else "\n(BEACONKV_DEBUG=1 shows where)"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import transformers
 import typer
 
 from .. import __version__
@@ -23,6 +24,7 @@ for command in (generate, policies, plan, demo):
 @app.callback(invoke_without_command=True)
 def version(show: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
     """Options of the program itself."""
+    transformers.utils.logging.disable_progress_bar()  # the commands say themselves what takes time
     if show:
         typer.echo(__version__)
         raise typer.Exit

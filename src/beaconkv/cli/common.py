@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import transformers
 from rich.console import Console
 
 console = Console()
@@ -14,8 +13,7 @@ messages = Console(stderr=True)
 
 
 def report(message: str) -> None:
-    """Say what takes time, in place of transformers' own bars."""
-    transformers.utils.logging.disable_progress_bar()
+    """Say what takes time."""
     messages.print(f"[dim]{message}[/dim]")
 
 

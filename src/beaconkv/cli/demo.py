@@ -13,8 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
+from ..cache import EvictionSchedule
 from ..integrations.transformers import BoundedCache, cache_argument
 from ..models import LoadedModel, load
+from ..policies import make_policy
 from ..provenance import provenance
 from .common import console, human_bytes, messages, print_json, report
 
@@ -63,14 +65,19 @@ class _Advance:
 
 def demo(
     model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
-    budget: int = typer.Option(160, help="B_max, entries per layer and KV head, prompt included."),
-    tokens: int = typer.Option(512, help="Tokens each answer is made long."),
+    budget: int = typer.Option(144, help="B_max, entries per layer and KV head, prompt included."),
+    tokens: int = typer.Option(320, help="Tokens each answer is made long."),
     policies: str = typer.Option("beaconkv,streaming_llm", help="Methods to compare with the full cache."),
     dtype: str = typer.Option("float32", help="float32, bfloat16 or float16."),
     out: Path = typer.Option(Path("results/demo.json"), help="Where the result is written."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
+    names = ["full", *(name.strip() for name in policies.split(",") if name.strip())]
+    for name in names[1:]:  # refuse what cannot work before anything takes time
+        policy = make_policy(name)
+        EvictionSchedule(budget, prefix=policy.default_prefix, protect=policy.default_protect)
+    out.parent.mkdir(parents=True, exist_ok=True)
     loaded = load(model, dtype, report=report)
     tokenizer = loaded.tokenizer
     texts = [
@@ -80,7 +87,6 @@ def demo(
     encoded = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
     inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
     width = inputs["input_ids"].shape[1]
-    names = ["full", *(name.strip() for name in policies.split(",") if name.strip())]
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
@@ -88,6 +94,8 @@ def demo(
         for name in names:
             limit = None if name == "full" else budget
             task = progress.add_task(f"{name}: writing", total=tokens)
+            if not messages.is_terminal:
+                report(f"{name}: writing {tokens} tokens for each of {len(PROBLEMS)} problems")
             advance = lambda task=task: progress.advance(task)  # noqa: E731
             cache = BoundedCache(loaded.model, name, limit)
             start = time.perf_counter()
@@ -114,6 +122,8 @@ def demo(
             else:
                 same = (written == reference).int().cumprod(dim=1).sum(dim=1)
                 task = progress.add_task(f"{name}: following the full cache's text", total=tokens)
+                if not messages.is_terminal:
+                    report(f"{name}: following the full cache's text")
                 advance = lambda task=task: progress.advance(task)  # noqa: E731
                 choices = _follow(loaded, inputs, reference, BoundedCache(loaded.model, name, limit), advance)
                 row["same_until"] = same.tolist()
@@ -125,7 +135,6 @@ def demo(
         "prompt_tokens": prompts,
         **provenance(model=model, dtype=dtype, seed=None, decoding="greedy"),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=2))
     if as_json:
         print_json(result)
@@ -154,4 +163,6 @@ def demo(
         "agreement: reading the full cache's text, how often the next token is the same.",
     ):
         console.print(line, style="dim", highlight=False)
+    if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):
+        console.print("[yellow]nothing was evicted: the texts fit the budget[/yellow]")
     console.print(f"written to {out}")

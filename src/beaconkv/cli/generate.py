@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import typer
+from rich.cells import cell_len
 from rich.live import Live
 from rich.text import Text
 from transformers import TextStreamer
 
+from ..cache import EvictionSchedule
 from ..integrations.transformers import BoundedCache, cache_argument
 from ..models import load
 from ..policies import make_policy
@@ -39,7 +41,13 @@ class LiveText(TextStreamer):
         *whole, self.line = (self.line + text).split("\n")
         for line in whole:
             self.live.console.print(line, markup=False, highlight=False)
-        body = Text(self.line + "\n") if not stream_end else Text(self.line)
+        width = self.live.console.width
+        while cell_len(self.line) > width:
+            # A paragraph taller than the screen would push the status out: print it row by row.
+            cut = max(self.line[:width].rfind(" ") + 1, 0) or width // 2
+            self.live.console.print(self.line[:cut].rstrip(), markup=False, highlight=False)
+            self.line = self.line[cut:]
+        body = Text(self.line if stream_end else self.line + "\n")
         self.live.update(Text.assemble(body, "" if stream_end else (status_line(self.cache), "dim")), refresh=True)
 
     def __enter__(self) -> LiveText:
@@ -52,12 +60,21 @@ class LiveText(TextStreamer):
             self.live.__exit__(*exc)
 
 
+def parse_prefix(text: str) -> int | str:
+    """A number where it is one; what else it may be, the schedule knows."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
 def status_line(cache: BoundedCache) -> str:
-    """Stored entries, tokens seen, evictions, bytes."""
+    """Stored entries, tokens seen, evictions, bytes of the cache and of what the policy remembers."""
     stats = cache.stats
+    times = "eviction" if stats.evictions == 1 else "evictions"
     return (
-        f"holds {stats.entries:,} of {stats.tokens_seen:,} tokens · {stats.evictions} evictions · "
-        f"{human_bytes(stats.kv_bytes)} cache + {human_bytes(stats.state_bytes)} queries and positions"
+        f"holds {stats.entries:,} of {stats.tokens_seen:,} tokens · {stats.evictions} {times} · "
+        f"{human_bytes(stats.kv_bytes)} + {human_bytes(stats.state_bytes)}"
     )
 
 
@@ -93,20 +110,17 @@ def generate(
         raise ValueError("the prompt is empty: give it as an argument, by --prompt-file or on standard input")
     if temperature < 0:
         raise ValueError(f"temperature must be >= 0, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top-p must be in (0, 1], got {top_p}")
     chosen = make_policy(policy, **parse_settings(settings))
     if budget is None and registered()[policy].evicts:
         budget = 2048
+    limits = dict(budget_min=budget_min, scope=scope, prefill_chunk=prefill_chunk)
+    limits["prefix"] = chosen.default_prefix if prefix is None else parse_prefix(prefix)
+    limits["protect"] = chosen.default_protect if protect is None else protect
+    EvictionSchedule(budget, **limits)  # refuses what leaves no room before the model is loaded
     loaded = load(model, dtype, device, report)
-    cache = BoundedCache(
-        loaded.model,
-        chosen,
-        budget,
-        budget_min=budget_min,
-        scope=scope,
-        prefix=int(prefix) if prefix is not None and prefix.lstrip("-").isdigit() else prefix,
-        protect=protect,
-        prefill_chunk=prefill_chunk,
-    )
+    cache = BoundedCache(loaded.model, chosen, budget, **limits)
     template = chat and loaded.tokenizer.chat_template is not None
     if template:
         message = [{"role": "user", "content": prompt}]

@@ -16,7 +16,7 @@ from .common import console, human_bytes, parse_settings, print_json, report
 def plan(
     model: str = typer.Argument(help="Bundled name, local folder, config.json or hub name."),
     budget: int = typer.Option(2048, help="B_max, entries per layer and KV head."),
-    length: int = typer.Option(32768, help="Tokens of a row, prompt included."),
+    length: int = typer.Option(32768, help="Tokens of a sequence, prompt included."),
     memory: float = typer.Option(80.0, help="Memory of the device in GiB."),
     utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
     dtype: str = typer.Option("bfloat16", help="Of weights and cache: " + ", ".join(DTYPES) + "."),
@@ -43,13 +43,17 @@ def plan(
         return
     table = Table("", "full cache", f"{policy}, budget {budget:,}", title=f"{model}, {length:,} tokens, {dtype}")
     table.add_row("weights", human_bytes(result.weight_bytes), human_bytes(result.weight_bytes))
-    table.add_row("cache of one row", human_bytes(result.full_row), human_bytes(result.bounded_row))
+    table.add_row("cache of one sequence", human_bytes(result.full_row), human_bytes(result.bounded_row))
     table.add_row("  of it queries and positions", "-", human_bytes(result.state_row))
-    table.add_row(f"rows beside the weights in {memory:g} GiB", f"{result.batch_full:,}", f"{result.batch_bounded:,}")
+    table.add_row(
+        f"sequences beside the weights in {memory:g} GiB", f"{result.batch_full:,}", f"{result.batch_bounded:,}"
+    )
     console.print(table)
     console.print(
         f"One token costs {human_bytes(result.bytes_per_token)} in {shape.full_layers} full-attention layers."
     )
-    console.print(f"A row at this budget is smaller than a full one from {result.break_even_length:,} tokens on.")
+    console.print(f"A budget of {budget:,} saves memory for sequences of {result.break_even_length:,} tokens and more.")
+    if length < result.break_even_length:
+        console.print(f"[yellow]At {length:,} tokens it costs more than the full cache.[/yellow]")
     if result.batch_full == 0 and result.batch_bounded == 0:
-        console.print("Not even one row fits: the weights leave no room.")
+        console.print("Not even one sequence fits: the weights leave no room.")

