@@ -22,7 +22,7 @@ class EvictionSchedule:
         prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
             a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
 
-    "The prompt" is what the first forward pass over an empty cache brings.
+    "The prompt" is everything that comes before the first step of a single token.
 
     Raises:
         ValueError: settings that leave no room; the message says which budget would do.

@@ -18,7 +18,8 @@ class CacheStats:
         entries_dropped: entries deleted, summed over rows, KV heads and layers.
         kv_bytes: bytes of the allocated key and value slabs, measured.
         state_bytes: bytes of positions and of what the policy remembers, measured.
-        formula_bytes: 2 · layers · rows · H_kv · B_max · D · itemsize, what kv_bytes should be.
+        formula_bytes: 2 · layers · rows · H_kv · B_max · D · itemsize, what kv_bytes should be; with scope
+            "output" the longest prompt is added to B_max.
         peak_kv_bytes: most bytes of keys and values, the prompt under way in one layer included.
     """
 

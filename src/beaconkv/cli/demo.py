@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
@@ -139,10 +140,13 @@ def demo(
     if as_json:
         print_json(result)
         return
-    table = Table(title=f"{model}: {len(PROBLEMS)} problems, prompts of {min(prompts)}-{max(prompts)} tokens, greedy")
+    title = (
+        f"{model}: {len(PROBLEMS)} problems, prompts of {min(prompts)}-{max(prompts)} tokens, {tokens} written, greedy"
+    )
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for heading in ("budget", "cache", "+ state", "evictions", "tokens/s", "same text", "agreement"):
-        table.add_column(heading, justify="right")
+    for heading in ("budget", "cache", "+ state", "evicted", "tok/s", "same text", "agree"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         stats = row["stats"]
         table.add_row(
@@ -150,17 +154,18 @@ def demo(
             "-" if row["budget"] is None else str(row["budget"]),
             human_bytes(stats["kv_bytes"]),
             human_bytes(stats["state_bytes"]),
-            str(stats["evictions"]),
+            f"{stats['evictions']}x",
             f"{row['tokens_per_second']:.1f}",
             "/".join(map(str, row["same_until"])) if "same_until" in row else "-",
             f"{100 * row['agreement']:.1f}%" if "agreement" in row else "-",
         )
     console.print(table)
     for line in (
-        f"{tokens} tokens were written for each problem. cache: measured bytes of keys and values.",
-        "+ state: positions, and the queries that the policy remembers.",
+        "cache: keys and values, measured. + state: positions, and the queries the policy remembers.",
         "same text: tokens until an answer first differs from the full cache's, per problem.",
-        "agreement: reading the full cache's text, how often the next token is the same.",
+        "agree: reading the full cache's text, how often the next token is the same.",
+        "tok/s: so short a text does not slow the full cache down yet, and so small a budget",
+        "is evicted all the time. `make bench` measures longer ones.",
     ):
         console.print(line, style="dim", highlight=False)
     if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):
