@@ -78,7 +78,6 @@ class CacheView:
         now: (R,) int64, logical position of the newest token.
         rope: the model's rope at ``now``, one step.
         params: how the layer computes its logits.
-        num_heads: H.
         rows: which rows of the batch these are.
     """
 
@@ -88,7 +87,6 @@ class CacheView:
     now: Tensor
     rope: Rope
     params: AttentionParams
-    num_heads: int
     rows: Rows
 
 

@@ -72,6 +72,10 @@ def test_another_batch_on_a_used_cache():
     greedy(model, prompt(20), cache)
     with pytest.raises(ValueError, match="use a new cache for another batch"), torch.no_grad():
         model(torch.ones(3, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    cache = BoundedCache(model, budget=64)
+    model(prompt(20)["input_ids"], past_key_values=cache, use_cache=True)
+    with pytest.raises(ValueError, match="use a new cache for another batch"), torch.no_grad():
+        model(prompt(5, 5, 5)["input_ids"], past_key_values=cache, use_cache=True)
 
 
 def test_a_mask_of_four_dimensions():

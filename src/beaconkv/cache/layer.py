@@ -88,7 +88,7 @@ class BoundedLayer:
         """Forget everything, counters included."""
         self.slab: EntrySlab | None = None
         self.state: LayerState | None = None
-        self.prompts: list[int] = []  # per row: tokens of the first forward pass
+        self.prompts: list[int] = []  # per row: tokens of the prompt
         self.num_evictions: list[int] = []  # per row
         self.entries_dropped = self.peak_entries = self.copied_bytes = 0
         self._chunk: _Chunk | None = None
@@ -100,7 +100,7 @@ class BoundedLayer:
         return self.slab is not None
 
     def open(self, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
-        """Allocate for a batch whose first forward pass brings so many real tokens per row.
+        """Allocate for a batch whose prompt begins with so many real tokens per row.
 
         Args:
             keys, values: any new entries (B, H_kv, m, D), for shapes, dtype and device.
@@ -117,12 +117,17 @@ class BoundedLayer:
         self.prompts, self.num_evictions = list(prompts), [0] * len(prompts)
         self.state = self.policy.new_state(len(prompts))
 
-    def extend_prompt(self, counts: list[int]) -> None:
-        """More of the prompt is coming in a further forward pass. counts: its real tokens per row.
+    def extend_prompt(self, keys: Tensor, counts: list[int]) -> None:
+        """More of the prompt is coming in a further forward pass.
+
+        Args:
+            keys: its keys (B, H_kv, m, D).
+            counts: its real tokens per row.
 
         Raises:
-            ValueError: as :meth:`open`.
+            ValueError: as :meth:`open` and :meth:`append`.
         """
+        self._require_fit(keys)
         prompts = [old + new for old, new in zip(self.prompts, counts, strict=True)]
         if self.schedule.budget is not None:
             for prompt in prompts:
@@ -170,13 +175,8 @@ class BoundedLayer:
             counts = [keys.shape[2]] * keys.shape[0] if real is None else real.sum(dim=1).tolist()
         if not self.is_open:
             self.open(keys, values, counts)
+        self._require_fit(keys)
         slab = self.slab
-        expected = (*slab.keys.shape[:2], slab.keys.shape[3])
-        if (*keys.shape[:2], keys.shape[3]) != expected:
-            raise ValueError(
-                f"layer {self.index}: new keys (B, H_kv, m, D) = {tuple(keys.shape)} do not fit the cache's "
-                f"(B, H_kv, D) = {expected}; use a new cache for another batch"
-            )
         if keys.shape[2] == 1 and real is None:
             slab.append_step(keys, values)
             size = slab.longest
@@ -188,6 +188,14 @@ class BoundedLayer:
         self.peak_entries = max(self.peak_entries, most)
         self.copied_bytes = inputs.keys.nbytes + inputs.values.nbytes if slab.longest else 0
         return inputs
+
+    def _require_fit(self, keys: Tensor) -> None:
+        expected = (*self.slab.keys.shape[:2], self.slab.keys.shape[3])
+        if (*keys.shape[:2], keys.shape[3]) != expected:
+            raise ValueError(
+                f"layer {self.index}: new keys (B, H_kv, m, D) = {tuple(keys.shape)} do not fit the cache's "
+                f"(B, H_kv, D) = {expected}; use a new cache for another batch"
+            )
 
     def _chunk_inputs(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
         """Several tokens are attended to beside what is stored, and stored by :meth:`observe`."""
@@ -224,7 +232,7 @@ class BoundedLayer:
         if self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
             every = [self._group_key(row) for row in range(len(left))]
             for _, rows in group_rows(every, queries.device):
-                view = self._view(rows, rope.of_rows(rows), params, queries.shape[1])
+                view = self._view(rows, rope.of_rows(rows), params)
                 own_left = [left[row] for row in rows.numbers]
                 self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
         else:
@@ -233,7 +241,7 @@ class BoundedLayer:
             keys = [self._group_key(row) if n <= 0 else None for row, n in enumerate(left)]
             for key, rows in group_rows(keys, queries.device):
                 if key is not None:
-                    self._evict(self._view(rows, rope.of_rows(rows), params, queries.shape[1]), stored=True)
+                    self._evict(self._view(rows, rope.of_rows(rows), params), stored=True)
 
     def _store_chunk(self, chunk: _Chunk, rows: Rows, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
         """Store a chunk of rows that are alike; what does not fit is evicted before it is stored."""
@@ -254,7 +262,7 @@ class BoundedLayer:
         if left > 0:
             slab.append_chunk(rows, *new, positions)
             if self.policy.observes_entries:
-                view = self._view(rows, rope, params, queries.shape[1])
+                view = self._view(rows, rope, params)
         else:
             if is_padded or stored < chunk.stored:
                 both = [
@@ -263,7 +271,7 @@ class BoundedLayer:
                 ]
                 self.copied_bytes += sum(t.nbytes for t in both)
             held = torch.cat([rows.take(slab.positions)[:, :, :stored], positions], dim=2)
-            view = self._view(rows, rope, params, queries.shape[1], [*both, held])
+            view = self._view(rows, rope, params, [*both, held])
         self.state.observe(queries, rope, [left] * len(rows), rows, view if self.policy.observes_entries else None)
         if left <= 0:
             self._evict(view, stored=False)
@@ -308,16 +316,14 @@ class BoundedLayer:
             dropped.sort(dim=-1).values,
         )
 
-    def _view(
-        self, rows: Rows, rope: Rope, params: AttentionParams, num_heads: int, entries: list[Tensor] | None = None
-    ) -> CacheView:
+    def _view(self, rows: Rows, rope: Rope, params: AttentionParams, entries: list[Tensor] | None = None) -> CacheView:
         """Entries of some rows, by default those stored. ``rope``: the steps just seen; the last one is now."""
         slab, steps = self.slab, rope.cos.shape[1]
         if entries is None:
             length = max(slab.lengths[row] for row in rows.numbers)
             entries = [rows.take(t)[:, :, :length] for t in (slab.keys, slab.values, slab.positions)]
         now = rows.take(slab.num_seen_on_device).long() - 1
-        return CacheView(*entries, now, rope.steps(steps - 1, steps), params, num_heads, rows)
+        return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows)
 
     def _until_full(self, row: int, length: int) -> int:
         full_at = self.schedule.full_at(self.prompts[row])

@@ -56,14 +56,20 @@ class LayerCall:
             ValueError: a mask that is not two-dimensional, or another batch than the cache's.
         """
         layer, num_new = self.host.layer, query.shape[2]
-        real_on_host = torch.ones(key.shape[0], num_new, dtype=torch.bool) if padding is None else self.on_host(padding)
+        on_host = None if padding is None else self.on_host(padding)
         padding = None if padding is None else padding.to(query.device)
+
+        def counts(part: slice) -> list[int]:
+            if on_host is None:
+                return [part.stop - part.start] * key.shape[0]
+            return on_host[:, part].sum(dim=1).tolist()
+
         scaling = kwargs.get("scaling")
         params = AttentionParams(
             query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux")
         )
         rope = Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
-        self.host.prepare(key, value, real_on_host.sum(dim=1).tolist())
+        self.host.prepare(key, value, counts(slice(0, num_new)))
         size = layer.schedule.prefill_chunk or num_new
         if num_new > size:
             kwargs = {name: kwarg for name, kwarg in kwargs.items() if name not in ("position_ids", "cache_position")}
@@ -71,8 +77,7 @@ class LayerCall:
         for start in range(0, num_new, size):
             part = slice(start, min(start + size, num_new))
             real = None if padding is None else padding[:, part]
-            counts = real_on_host[:, part].sum(dim=1).tolist()
-            inputs = layer.append(key[:, :, part], value[:, :, part], real, counts)
+            inputs = layer.append(key[:, :, part], value[:, :, part], real, counts(part))
             queries = query[:, :, part]
             mask = kernel_mask(kernel, inputs, queries)
             output, weights = run_kernel(kernel, module, queries, inputs.keys, inputs.values, mask, **kwargs)

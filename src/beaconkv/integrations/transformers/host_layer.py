@@ -57,7 +57,7 @@ class BoundedCacheLayer(CacheLayerMixin):
         if not self.layer.is_open:
             self.layer.open(key, value, counts)
         elif key.shape[2] > 1 and not self.has_decoded:
-            self.layer.extend_prompt(counts)
+            self.layer.extend_prompt(key, counts)
         self.has_decoded |= key.shape[2] == 1
 
     def attended(self, num_new: int) -> None:
