@@ -19,7 +19,8 @@ class Accumulated(LayerState):
     """Attention that each entry has received so far: needs the entries at each step, and to follow compaction."""
 
     def __init__(self, batch):
-        self.sums = [torch.zeros(H_KV, 0) for _ in range(batch)]
+        self.sums = [torch.zeros(H_KV, 0) for _ in range(batch)]  # by slot
+        self.by_position = [torch.zeros(H_KV, 512) for _ in range(batch)]  # the same, whatever the slots do
 
     def row_key(self, row):
         return row  # one row at a time: the simplest state there is
@@ -30,8 +31,11 @@ class Accumulated(LayerState):
         n = queries.shape[2]
         at = view.now[:, None] - torch.arange(n - 1, -1, -1)
         received = ops.attention_weights(queries, view.keys, view.params, at, view.positions).sum((2, 3))[0]
+        positions = view.positions[0].long()
+        self.by_position[row].scatter_add_(1, positions, received)
         received[:, : self.sums[row].shape[1]] += self.sums[row]
         self.sums[row] = received
+        torch.testing.assert_close(received, self.by_position[row].gather(1, positions))
 
     def evicted(self, source, rows):
         (row,) = rows.numbers
@@ -39,6 +43,7 @@ class Accumulated(LayerState):
 
     def select_rows(self, index, numbers):
         self.sums = [self.sums[row].clone() for row in numbers]
+        self.by_position = [self.by_position[row].clone() for row in numbers]
 
 
 @dataclass(frozen=True)
