@@ -191,3 +191,38 @@ def test_the_check_of_rope_takes_no_random_numbers():
     torch.manual_seed(5)
     greedy(model, prompt(20), BoundedCache(model, **SMALL), new_tokens=3)
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("same_model", [True, False])
+def test_the_collector_may_release_a_cache_while_another_is_attached(same_model, monkeypatch):
+    """A cache in a reference cycle dies whenever the collector runs, also in the middle of attaching."""
+    from beaconkv.integrations.transformers.attachment import Attachment
+
+    model = tiny()
+    other = model if same_model else copy.deepcopy(model)
+    if not same_model:
+        for module in other.modules():
+            if hasattr(module, "config"):
+                module.config = model.config
+    gc.collect()
+    gc.disable()
+    try:
+        dying = BoundedCache(other, **SMALL)
+        dying.itself = dying
+        del dying
+        wrap = Attachment.wrap
+
+        def wrap_and_collect(self):
+            wrap(self)
+            gc.collect()
+
+        monkeypatch.setattr(Attachment, "wrap", wrap_and_collect)
+        cache = BoundedCache(model, **SMALL)
+        monkeypatch.undo()
+    finally:
+        gc.enable()
+    assert model.config._attn_implementation == "beaconkv_sdpa"
+    greedy(model, prompt(20), cache, new_tokens=60)
+    assert cache.stats.evictions > 3
+    cache.detach()
+    assert model.config._attn_implementation == "sdpa"

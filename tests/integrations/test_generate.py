@@ -430,6 +430,12 @@ def test_formula_bytes_after_rows_were_dropped_and_with_mixed_dtypes():
     greedy(model, prompt(10, 80), cache, new_tokens=20)
     cache.batch_select_indices(torch.tensor([0]))
     assert cache.stats.kv_bytes == cache.stats.formula_bytes
+    cache = BoundedCache(model, scope="output", budget=24, protect=8)
+    with torch.no_grad():
+        model(**prompt(5, 60), past_key_values=cache, use_cache=True)
+        cache.batch_select_indices(torch.tensor([0]))
+        model(prompt(5)["input_ids"], past_key_values=cache, use_cache=True)
+    assert cache.stats.kv_bytes == cache.stats.formula_bytes
     mixed = BoundedCache(model, **SMALL)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(prompt(50)["input_ids"], past_key_values=mixed, use_cache=True)

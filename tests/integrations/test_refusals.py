@@ -1,5 +1,6 @@
 """What cannot work is refused early, by name, with the choices."""
 
+import copy
 import gc
 
 import pytest
@@ -207,7 +208,7 @@ def test_a_module_that_attends_twice(monkeypatch):
 
     cache = BoundedCache(model, budget=64)
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", twice)
-    with pytest.raises(RuntimeError, match="attention ran twice on one pair of keys and values"):
+    with pytest.raises(ValueError, match="LlamaAttention .layer 0. attends twice to one pair of keys and values"):
         greedy(model, prompt(20), cache)
 
 
@@ -234,3 +235,28 @@ def test_phi3_with_longrope_is_warned_of():
     model = small("Phi3", sliding_window=None, **extra)
     with pytest.warns(UserWarning, match="drops every cache, this one too, when the text passes 64 tokens"):
         BoundedCache(model, budget=60, protect=8)
+
+
+def test_out_of_memory_in_the_first_pass_is_no_verdict_on_the_model(monkeypatch):
+    model = small("Llama", head_dim=8)
+    projection = model.model.layers[0].self_attn.q_proj
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("no room")
+
+    cache = BoundedCache(model, budget=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(projection, "forward", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="no room"):
+            greedy(model, prompt(20), cache)
+    greedy(model, prompt(20), cache)
+
+
+def test_a_cache_whose_model_is_gone():
+    model = small("Llama", head_dim=8)
+    cache = BoundedCache(model, budget=64)
+    del model
+    gc.collect()
+    for use in (cache.reset, lambda: copy.deepcopy(cache)):
+        with pytest.raises(RuntimeError, match="the model of this BoundedCache is gone"):
+            use()

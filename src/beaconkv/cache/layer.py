@@ -132,7 +132,7 @@ class BoundedLayer:
         if self.schedule.budget is not None:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
-            self._slots = self._capacity(prompts)
+            self._slots = max(self._slots, self._capacity(prompts))  # rows may have been dropped: no slab shrinks
             self.slab.reserve(self._slots)
         self.prompts = prompts
 

@@ -63,9 +63,14 @@ class Attachment:
         self.num_users = 0
         self.modules = {i: modules[i] for i in layers}
         self.configs = list({id(module.config): module.config for module in modules.values()}.values())
-        self.wrap()
+        # Counted before anything is changed: the collector may release another user of a config at any time.
         for config in self.configs:
             _CONFIGS.setdefault(id(config), [config, 0])[1] += 1
+        try:
+            self.wrap()
+        except ValueError:
+            self._let_configs_go()
+            raise
         rotary: dict[int, RotaryFn] = {}
         announce = _announcer(weakref.ref(model), rotary)
         self.handles = [m.register_forward_pre_hook(announce, with_kwargs=True) for m in self.modules.values()]
@@ -81,6 +86,9 @@ class Attachment:
         """Put the model back as it was."""
         for handle in self.handles:
             handle.remove()
+        self._let_configs_go()
+
+    def _let_configs_go(self) -> None:
         for config in self.configs:
             entry = _CONFIGS[id(config)]
             entry[1] -= 1
@@ -102,10 +110,14 @@ def attach(model: nn.Module, layers: list[int], user: object) -> tuple[dict[int,
         attachment = _ATTACHMENTS.get(model)
         if attachment is None:
             attachment = _ATTACHMENTS[model] = Attachment(model, layers)
-        else:
+        attachment.num_users += 1  # before wrap(): the collector may release the last other user at any time
+        release = weakref.finalize(user, _release, weakref.ref(model), attachment)
+        try:
             attachment.wrap()
-        attachment.num_users += 1
-        return attachment.modules, weakref.finalize(user, _release, weakref.ref(model), attachment)
+        except ValueError:
+            release()
+            raise
+        return attachment.modules, release
 
 
 def _release(model_ref: weakref.ref, attachment: Attachment) -> None:

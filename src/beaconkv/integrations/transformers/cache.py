@@ -92,6 +92,12 @@ class BoundedCache(Cache, AnnouncedCache):
     def __exit__(self, *exc: object) -> None:
         self.detach()
 
+    def _own_model(self) -> nn.Module:
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model of this BoundedCache is gone")
+        return model
+
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundedCache:
         """An independent copy for the same model: the usual way to reuse a prompt."""
         if not self.detach.alive:
@@ -101,7 +107,7 @@ class BoundedCache(Cache, AnnouncedCache):
         memo.update({id(copy): copy, **{id(thing): thing for thing in shared}})
         own = ("_model", "_modules", "detach")
         copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in own})
-        copy._attach(self._model(), [host.layer.index for host in copy._bounded])
+        copy._attach(self._own_model(), [host.layer.index for host in copy._bounded])
         return copy
 
     def serves(self, module: nn.Module, model: nn.Module | None) -> bool:
@@ -156,7 +162,7 @@ class BoundedCache(Cache, AnnouncedCache):
 
     def reset(self) -> None:
         """Forget everything; the cache is as new."""
-        fresh, _ = host_layers(self._model())
+        fresh, _ = host_layers(self._own_model())
         for index, layer in enumerate(self.layers):
             if isinstance(layer, BoundedCacheLayer):
                 layer.reset()

@@ -53,9 +53,15 @@ class LayerCall:
             The output (B, m, H, D), and attention weights if the kernel gives any.
 
         Raises:
-            ValueError: a mask that is not two-dimensional, or another batch than the cache's.
+            ValueError: a mask that is not two-dimensional, another batch than the cache's, or a module that
+                attends twice.
         """
         layer, num_new = self.host.layer, query.shape[2]
+        if not self.host.is_pending:
+            raise ValueError(
+                f"{type(module).__name__} (layer {layer.index}) attends twice to one pair of keys and values: "
+                "cannot be bounded"
+            )
         on_host = None if padding is None else self.on_host(padding)
         padding = None if padding is None else padding.to(query.device)
 

@@ -49,11 +49,6 @@ class BoundedCacheLayer(CacheLayerMixin):
             key, value: the new entries (B, H_kv, m, D).
             counts: real tokens per row.
         """
-        if not self.is_pending:
-            raise RuntimeError(
-                f"layer {self.layer.index}: attention ran twice on one pair of keys and values; "
-                "a model whose modules call their attention function more than once cannot be bounded"
-            )
         if not self.layer.is_open:
             self.layer.open(key, value, counts)
         elif key.shape[2] > 1 and not self.has_decoded:

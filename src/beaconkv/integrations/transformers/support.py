@@ -18,6 +18,8 @@ from ...types import Rope, RotaryFn
 OLDEST, NEXT = Version("4.57"), Version("6")
 KERNELS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 """Attention implementations that can be wrapped."""
+REFUSALS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
+"""What a module raises that takes its arguments in another form."""
 
 
 def require_supported_release() -> None:
@@ -152,7 +154,9 @@ def verified_rotary(
         try:
             with torch.no_grad():
                 module.forward(hidden, **{**kwargs, "position_embeddings": embeddings, call_kwarg: probe})
-        except Exception as error:
+        except torch.OutOfMemoryError:
+            raise
+        except REFUSALS as error:
             raise ValueError(f"{name} cannot be bounded: trying it on one token failed with: {error}") from error
         if probe.query is None:
             raise ValueError(f"{name} does not call its attention function: cannot be bounded")
@@ -164,7 +168,7 @@ def verified_rotary(
         return apply_identity
     try:
         difference = (unrotate(turned, rope) - plain).abs().max()
-    except Exception as error:
+    except REFUSALS as error:
         raise ValueError(f"{name} cannot be bounded: its rotary function failed with: {error}") from error
     if scale > 0 and difference <= tolerance * scale:
         return apply
