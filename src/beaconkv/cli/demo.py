@@ -161,11 +161,11 @@ def demo(
         )
     console.print(table)
     for line in (
-        "cache: keys and values, measured. + state: positions, and the queries the policy remembers.",
-        "same text: tokens until an answer first differs from the full cache's, per problem.",
+        "cache: keys and values, measured. + state: positions and remembered queries.",
+        "same text: tokens until an answer first differs from the full cache's.",
         "agree: reading the full cache's text, how often the next token is the same.",
-        "tok/s: so short a text does not slow the full cache down yet, and so small a budget",
-        "is evicted all the time. `make bench` measures longer ones.",
+        "tok/s: so short a text does not slow the full cache down yet, and so small a",
+        "budget is evicted all the time. `make bench` measures longer ones.",
     ):
         console.print(line, style="dim", highlight=False)
     if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):
