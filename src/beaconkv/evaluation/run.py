@@ -1,0 +1,232 @@
+"""Every method at every budget on the same problems; each sample is written down as it is done.
+
+The unit of work is a batch: (policy, budget, task, run, batch of problems). A killed run goes on with the batches that
+are not complete. An incomplete batch is computed again as a whole and only its missing samples are written, so that
+what a row writes never depends on when a run was killed: the rounding of a matrix product depends on its size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..cache import EvictionSchedule
+from ..integrations.transformers import BoundedCache
+from ..policies import PolicySpec, parse_policy
+from .decoding import Sampling, Written, write_answers
+from .problems import Problem
+from .records import RecordFile
+from .repetition import repetition_loop
+from .tasks import Task
+
+KEY = ("policy", "budget", "task", "problem", "run")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method at one budget.
+
+    Attributes:
+        spec: parsed; ``spec.spec`` is the name in results.
+        budget: B_max, or None for methods that need none.
+        schedule: arguments of a BoundedCache beside the budget.
+    """
+
+    spec: PolicySpec
+    budget: int | None
+    schedule: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """For people: ``beaconkv at 256``."""
+        return self.spec.spec if self.budget is None else f"{self.spec.spec} at {self.budget}"
+
+
+def make_cells(policies: Sequence[str], budgets: Sequence[int], **chosen: Any) -> list[Cell]:
+    """All methods at all budgets; a method that never evicts, or brings its own budget, once.
+
+    Args:
+        policies: specs, see :func:`beaconkv.parse_policy`.
+        budgets: B_max in entries.
+        chosen: prefix, protect, budget_min or scope that win over what a method recommends; None: no choice.
+
+    Raises:
+        ValueError: anything unknown or impossible, by name; a method or budget given twice.
+    """
+    for what, values in (("policy", policies), ("budget", budgets)):
+        twice = {value for value in values if list(values).count(value) > 1}
+        if twice:
+            raise ValueError(f"{what} given twice: {', '.join(map(str, sorted(twice)))}")
+    cells = []
+    for text in policies:
+        spec = parse_policy(text)
+        if not spec.policy.evicts:
+            cells.append(Cell(spec, None, {}))
+            continue
+        own = spec.fixed.get("budget")
+        if own is None and not budgets:
+            raise ValueError(f"policy {text!r} needs at least one budget")
+        for budget in budgets if own is None else (own,):
+            arguments = spec.schedule_arguments(budget, **chosen)
+            EvictionSchedule(budget, **arguments)  # refuses what leaves no room before anything takes time
+            cells.append(Cell(spec, budget, arguments))
+    return cells
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Problems that are computed together."""
+
+    cell: Cell
+    task: Task
+    run: int
+    number: int
+    problems: tuple[Problem, ...]
+
+    def key(self, problem: Problem) -> tuple[Any, ...]:
+        """The key of one of its samples."""
+        return self.cell.spec.spec, self.cell.budget, self.task.name, problem.id, self.run
+
+
+class Evaluation:
+    """An evaluation of one model on some tasks.
+
+    Args:
+        loaded: model and tokenizer.
+        tasks: see :func:`beaconkv.evaluation.load_tasks`.
+        cells: see :func:`make_cells`.
+        sampling: max_new_tokens may be lowered by a task that knows its longest answer.
+        runs: samples of each problem.
+        seed: of the sampling.
+        batch_size: problems that are computed together.
+
+    Raises:
+        ValueError: several runs without sampling would be copies of one.
+    """
+
+    def __init__(
+        self,
+        loaded: Any,
+        tasks: Sequence[Task],
+        cells: Sequence[Cell],
+        sampling: Sampling,
+        *,
+        runs: int = 1,
+        seed: int = 0,
+        batch_size: int = 50,
+    ) -> None:
+        if runs < 1 or batch_size < 1:
+            raise ValueError(f"runs and batch_size must be at least 1, got {runs} and {batch_size}")
+        if runs > 1 and not sampling.temperature:
+            raise ValueError(f"runs={runs} at temperature 0 would be copies of one run: choose a temperature")
+        self.model, self.tokenizer = loaded
+        self.tasks, self.cells, self.sampling = list(tasks), list(cells), sampling
+        self.runs, self.seed, self.batch_size = runs, seed, batch_size
+        self.prompts = {(t.name, p.id): self._encode(t, p) for t in tasks for p in t.problems}
+        ends = self.model.generation_config.eos_token_id
+        self.stop = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+
+    def settings(self) -> dict[str, Any]:
+        """What the samples depend on, methods and budgets aside: those may be added to a run."""
+        tasks = {task.name: hashlib.sha256(repr(task.problems).encode()).hexdigest()[:16] for task in self.tasks}
+        return {
+            "weights": weights_hash(self.model),
+            "tasks": tasks,
+            "sampling": asdict(self.sampling),
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        """All batches: first one run of all methods, then the next."""
+        for run in range(self.runs):
+            for cell in self.cells:
+                for task in self.tasks:
+                    ordered = sorted(task.problems, key=lambda p: len(self.prompts[task.name, p.id]))
+                    for number, start in enumerate(range(0, len(ordered), self.batch_size)):
+                        yield Batch(cell, task, run, number, tuple(ordered[start : start + self.batch_size]))
+
+    def execute(self, out: Path, started: Callable[[Batch], None], advance: Callable[[int], None]) -> Path:
+        """Compute what is missing in ``out/samples.jsonl``.
+
+        Args:
+            out: a folder.
+            started: called with each batch before it is computed.
+            advance: called with the number of samples that are done, computed now or before.
+
+        Returns:
+            The file of samples.
+
+        Raises:
+            ValueError: the folder holds a run with other settings.
+            BlockingIOError: another process is writing there.
+        """
+        path = out / "samples.jsonl"
+        with RecordFile(path, self.settings(), KEY) as records:
+            for batch in self.batches():
+                done = records.done()
+                missing = [problem for problem in batch.problems if batch.key(problem) not in done]
+                advance(len(batch.problems) - len(missing))
+                if missing:
+                    started(batch)
+                    self._compute(batch, {problem.id for problem in missing}, records, advance)
+            records.finalize()
+        return path
+
+    def _compute(self, batch: Batch, missing: set[str], records: RecordFile, advance: Callable[[int], None]) -> None:
+        cell, task = batch.cell, batch.task
+        limit = min(self.sampling.max_new_tokens, task.max_new_tokens or self.sampling.max_new_tokens)
+        prompts = [self.prompts[task.name, p.id] for p in batch.problems]
+        seeds = [_seed_of(self.seed, task.name, p.id, batch.run) for p in batch.problems]
+        start, steps = time.perf_counter(), 0
+        with BoundedCache(self.model, cell.spec.policy, cell.budget, **cell.schedule) as cache:
+
+            def done(written: Written) -> None:
+                problem = batch.problems[written.row]
+                if problem.id not in missing:
+                    return
+                text = self.tokenizer.decode(written.tokens, skip_special_tokens=True)
+                loop = repetition_loop(written.tokens) if written.capped else None
+                records.append(
+                    dict(zip(KEY, batch.key(problem), strict=True))
+                    | task.grade(problem, text, written.capped)
+                    | {
+                        "prompt_tokens": len(prompts[written.row]),
+                        "tokens": len(written.tokens),
+                        "capped": written.capped,
+                        "loop": loop is not None,
+                        "evictions": written.evictions,
+                        "response": text,
+                        "timing": {"seconds": round(time.perf_counter() - start, 3)},
+                    }
+                )
+                advance(1)
+
+            sampling = Sampling(limit, self.sampling.temperature, self.sampling.top_p)
+            pad = self.tokenizer.pad_token_id
+            write_answers(self.model, prompts, cache, sampling, seeds, self.stop, pad, done)
+
+    def _encode(self, task: Task, problem: Problem) -> list[int]:
+        if task.chat and self.tokenizer.chat_template is not None:
+            message = [{"role": "user", "content": problem.prompt}]
+            text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(problem.prompt)["input_ids"]
+
+
+def weights_hash(model: Any) -> str:
+    """A short hash of a model's weights: a sample of each parameter, so that large models are hashed in seconds."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // 4096)][:4096].float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _seed_of(*parts: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
