@@ -18,7 +18,7 @@ class EvictionSchedule:
             at the end of its prefill. "output": the prompt is the protected prefix and does not count;
             B_max bounds the entries after it.
         prefix: first entries never evicted: a number, or "prompt". With scope "output" it is the prompt.
-        protect: last entries never evicted.
+        protect: last entries never evicted: a number, or "half" of budget_min, which it then becomes.
         prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
             a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
 
@@ -32,7 +32,7 @@ class EvictionSchedule:
     budget_min: int | None = None
     scope: str = "total"
     prefix: int | str = 4
-    protect: int = 32
+    protect: int | str = 32
     prefill_chunk: int | None = None
 
     def __post_init__(self) -> None:
@@ -40,21 +40,25 @@ class EvictionSchedule:
             raise ValueError(f"scope must be one of {', '.join(SCOPES)}; got {self.scope!r}")
         if self.prefix != "prompt":
             _require("prefix", self.prefix, 0, ' or "prompt"')
-        _require("protect", self.protect, 0)
+        if self.protect != "half":
+            _require("protect", self.protect, 0, ' or "half"')
         if self.prefill_chunk is not None:
             _require("prefill_chunk", self.prefill_chunk, 1, " or None")
         if self.budget is None:
             if self.budget_min is not None:
                 raise ValueError(f"budget_min={self.budget_min} has no meaning without a budget")
+            if self.protect == "half":
+                object.__setattr__(self, "protect", 0)
             return
         _require("budget", self.budget, 1, " or None")
         if self.budget_min is None:
             object.__setattr__(self, "budget_min", 7 * self.budget // 8)
         _require("budget_min", self.budget_min, 0)
-        fixed = self.fixed_prefix + self.protect
-        if not max(fixed, 1) <= self.budget_min < self.budget:
-            least = max(fixed, 1) + 1
-            while 7 * least // 8 < max(fixed, 1):
+        wanted = self.protect
+        object.__setattr__(self, "protect", _protected(wanted, self.budget_min))
+        if not max(self.fixed_prefix + self.protect, 1) <= self.budget_min < self.budget:
+            least = 2
+            while max(self.fixed_prefix + _protected(wanted, 7 * least // 8), 1) > 7 * least // 8:
                 least += 1
             raise ValueError(
                 f"budget={self.budget}, budget_min={self.budget_min} leave no room: "
@@ -93,6 +97,10 @@ class EvictionSchedule:
                 'choose a larger budget, prefix=<number>, or scope="output"'
             )
         return self.budget_min
+
+
+def _protected(protect: int | str, budget_min: int) -> int:
+    return budget_min // 2 if protect == "half" else protect
 
 
 def _require(name: str, value: object, least: int, also: str = "") -> None:

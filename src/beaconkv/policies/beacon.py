@@ -10,7 +10,10 @@ from torch import Tensor
 from .. import ops
 from ..types import CacheView
 from .base import EvictionPolicy, require_int
+from .presets import Preset
 from .query_buffer import QueryBuffer
+
+PAPER = "Kim et al., BeaconKV, arXiv 2609.04971"
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,22 @@ class BeaconKV(EvictionPolicy, name="beaconkv"):
         sample_chunk: prompt tokens per reduction of the query buffer during prefill.
     """
 
-    source = "Kim et al., BeaconKV, arXiv 2609.04971, sections 4.1-4.3, Algorithms 1 and 2"
+    source = f"{PAPER}, sections 4.1-4.3, Algorithms 1 and 2"
+    presets = {
+        **{
+            f"{recent}-{beacon}": Preset({"n_recent": recent, "n_beacon": beacon}, f"{PAPER}, Table 1")
+            for recent, beacon in ((32, 0), (31, 1), (16, 16), (4, 28), (1, 31))
+        },
+        **{
+            f"{queries}-{heads}": Preset(
+                {"query_pool": queries, "group_pool": heads},
+                f"{PAPER}, Table 2" + ("" if queries == heads else " taken apart"),
+                note=f"{queries} over queries, {heads} over the heads of a group",
+            )
+            for queries in ops.POOLS
+            for heads in ops.POOLS
+        },
+    }
 
     n_recent: int = 16
     n_beacon: int = 16
