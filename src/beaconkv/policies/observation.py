@@ -27,8 +27,8 @@ class ObservationPolicy(EvictionPolicy):
         n_recent: last queries per query head.
         query_pool: "max" or "mean" over the observation queries.
         group_pool: "max" or "mean" over the query heads of a GQA group (R-KV also has "logits").
-        head_pool: "group": each KV head scores for itself. "all": one score for all KV heads of the
-            layer, pooled as ``group_pool`` says; they then keep the same entries.
+        head_pool: "group": each KV head scores for itself. "all": the scores of all KV heads of the layer
+            are pooled at the end, as ``group_pool`` says ("logits": mean); all heads keep the same entries.
         past_only: the softmax is over the entries before the last ``n_recent`` alone, which score 0.
         value_norm: the pooled weight is multiplied by the L2 norm of the entry's value.
         position_pool: "none", "avg" or "max" over the ``position_kernel`` entries around each, in order of time.
@@ -71,20 +71,19 @@ class ObservationPolicy(EvictionPolicy):
         return QueryBuffer(batch, self.n_recent, 0, 1)
 
     def score(self, view: CacheView, state: QueryBuffer) -> Tensor:
-        importance, weight = self.importance(view, state), self.redundancy_weight
-        if not weight:
-            return importance
-        if self.normalises_importance:
-            tiny = torch.finfo(importance.dtype).tiny
-            importance = importance / importance.sum(dim=-1, keepdim=True).clamp_min(tiny)
-        return (1 - weight) * importance - weight * self.redundancy(view)
+        score, weight = self.importance(view, state), self.redundancy_weight
+        if weight:
+            if self.normalises_importance:
+                score = score / score.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)
+            score = (1 - weight) * score - weight * self.redundancy(view)
+        if self.head_pool == "all":
+            how = "mean" if self.group_pool == "logits" else self.group_pool
+            score = ops.pool(score, 1, how).unsqueeze(1).expand_as(score)
+        return score
 
     def importance(self, view: CacheView, state: QueryBuffer) -> Tensor:
         """(R, H_kv, N) float32, >= 0: what the observation queries attend to."""
         importance = self._attention(view, state)
-        if self.head_pool == "all":
-            how = "mean" if self.group_pool == "logits" else self.group_pool
-            importance = ops.pool(importance, 1, how).unsqueeze(1).expand_as(importance)
         if self.value_norm:
             importance = importance * view.values.float().norm(dim=-1)
         if self.position_pool != "none":
