@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from .cache import CacheStats, EvictionSchedule
-from .policies import EvictionPolicy, make_policy, policies
+from .policies import EvictionPolicy, PolicySpec, Preset, make_policy, parse_policy, policies
 from .types import CacheView, EvictionEvent
 
 __version__ = "0.1.0"
@@ -15,8 +15,11 @@ __all__ = [
     "EvictionEvent",
     "EvictionPolicy",
     "EvictionSchedule",
+    "PolicySpec",
+    "Preset",
     "make_policy",
     "models",
+    "parse_policy",
     "policies",
 ]
 

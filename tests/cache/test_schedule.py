@@ -42,6 +42,8 @@ def test_prompt_as_prefix():
         (dict(budget=64, prefix=-1), 'prefix must be an integer >= 0 or "prompt", got -1'),
         (dict(budget=64, prefix="all"), "prefix must be"),
         (dict(budget=64, protect=-1), "protect must be"),
+        (dict(budget=64, protect="all"), "protect must be an integer >= 0 or \"half\", got 'all'"),
+        (dict(budget=7, protect="half"), "budget of at least 8,"),
         (dict(budget=64, scope="everything"), "total, output; got 'everything'"),
         (dict(budget=64, prefill_chunk=0), "prefill_chunk must be an integer >= 1 or None, got 0"),
         (dict(budget=None, budget_min=3), "no meaning without a budget"),
@@ -52,7 +54,7 @@ def test_refusals_name_the_offender(settings, message):
         EvictionSchedule(**settings)
 
 
-@given(prefix=st.integers(0, 300), protect=st.integers(0, 300))
+@given(prefix=st.integers(0, 300), protect=st.integers(0, 300) | st.just("half"))
 def test_the_budget_that_the_error_names_works_and_one_less_does_not(prefix, protect):
     with pytest.raises(ValueError, match="at least") as error:
         EvictionSchedule(1, prefix=prefix, protect=protect)

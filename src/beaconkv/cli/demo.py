@@ -17,7 +17,7 @@ from torch import Tensor
 from ..cache import EvictionSchedule
 from ..integrations.transformers import BoundedCache, cache_argument
 from ..models import LoadedModel, load
-from ..policies import make_policy
+from ..policies import parse_policy
 from ..provenance import provenance
 from .common import console, human_bytes, messages, print_json, report
 
@@ -68,7 +68,9 @@ def demo(
     model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
     budget: int = typer.Option(144, help="B_max, entries per layer and KV head, prompt included."),
     tokens: int = typer.Option(320, help="Tokens each answer is made long."),
-    policies: str = typer.Option("beaconkv,streaming_llm", help="Methods to compare with the full cache."),
+    policies: str = typer.Option(
+        "beaconkv,streaming_llm", help="Methods, or method:preset, to compare with the full cache."
+    ),
     dtype: str = typer.Option("float32", help="float32, bfloat16 or float16."),
     out: Path = typer.Option(Path("results/demo.json"), help="Where the result is written."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -76,8 +78,8 @@ def demo(
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
     names = ["full", *(name.strip() for name in policies.split(",") if name.strip())]
     for name in names[1:]:  # refuse what cannot work before anything takes time
-        policy = make_policy(name)
-        EvictionSchedule(budget, prefix=policy.default_prefix, protect=policy.default_protect)
+        spec = parse_policy(name)
+        EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget))
     out.parent.mkdir(parents=True, exist_ok=True)
     loaded = load(model, dtype, report=report)
     tokenizer = loaded.tokenizer

@@ -17,8 +17,7 @@ from transformers import TextStreamer
 from ..cache import EvictionSchedule
 from ..integrations.transformers import BoundedCache, cache_argument
 from ..models import load
-from ..policies import make_policy
-from ..policies import policies as registered
+from ..policies import parse_policy
 from ..provenance import provenance
 from .common import console, human_bytes, messages, parse_settings, print_json, report
 
@@ -60,7 +59,7 @@ class LiveText(TextStreamer):
             self.live.__exit__(*exc)
 
 
-def parse_prefix(text: str) -> int | str:
+def parse_count(text: str) -> int | str:
     """A number where it is one; what else it may be, the schedule knows."""
     try:
         return int(text)
@@ -81,14 +80,14 @@ def status_line(cache: BoundedCache) -> str:
 def generate(
     prompt: str | None = typer.Argument(None, help="The user's message; read from standard input if missing."),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
-    policy: str = typer.Option("beaconkv", help="Eviction method; `beaconkv policies` lists them."),
+    policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(
         None, help="B_max, entries per layer and KV head. Default: 2048 (none for full)."
     ),
     budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str = typer.Option("total", help="total: the prompt counts; output: it is kept and does not count."),
+    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
     prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: int | None = typer.Option(None, help="Last entries never evicted."),
+    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
     prefill_chunk: int | None = typer.Option(None, help="Tokens of the prompt a layer takes in at a time."),
     settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
     max_new_tokens: int = typer.Option(1024, help="Most tokens to write."),
@@ -112,12 +111,19 @@ def generate(
         raise ValueError(f"temperature must be >= 0, got {temperature}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top-p must be in (0, 1], got {top_p}")
-    chosen = make_policy(policy, **parse_settings(settings))
-    if budget is None and registered()[policy].evicts:
+    spec = parse_policy(policy, **parse_settings(settings))
+    chosen = spec.policy
+    if budget is None and chosen.evicts and spec.resolve_budget() is None:
         budget = 2048
-    limits = dict(budget_min=budget_min, scope=scope, prefill_chunk=prefill_chunk)
-    limits["prefix"] = chosen.default_prefix if prefix is None else parse_prefix(prefix)
-    limits["protect"] = chosen.default_protect if protect is None else protect
+    budget = spec.resolve_budget(budget)
+    limits = spec.schedule_arguments(
+        budget,
+        budget_min=budget_min,
+        scope=scope,
+        prefix=None if prefix is None else parse_count(prefix),
+        protect=None if protect is None else parse_count(protect),
+        prefill_chunk=prefill_chunk,
+    )
     EvictionSchedule(budget, **limits)  # refuses what leaves no room before the model is loaded
     loaded = load(model, dtype, device, report)
     cache = BoundedCache(loaded.model, chosen, budget, **limits)
@@ -155,7 +161,7 @@ def generate(
                 "tokens_per_second": round(new_tokens / seconds, 2),
                 "stats": cache.stats.to_dict(),
                 "schedule": vars(cache.schedule),
-                "policy": {"name": policy, **vars(chosen)},
+                "policy": {"name": chosen.name, "spec": policy, **vars(chosen)},
                 **provenance(model=model, seed=seed, sampling=sampling, chat_template=template),
             }
         )

@@ -3,9 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .base import EvictionPolicy, LayerState, make_policy, policies
+from .base import EvictionPolicy, LayerState, policies
+from .presets import PolicySpec, Preset, make_policy, parse_policy
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["EvictionPolicy", "LayerState", "make_policy", "policies"]
+__all__ = ["EvictionPolicy", "LayerState", "PolicySpec", "Preset", "make_policy", "parse_policy", "policies"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
 from ..types import CacheView, Rope, Rows
+
+if TYPE_CHECKING:
+    from .presets import Preset
 
 _REGISTRY: dict[str, type[EvictionPolicy]] = {}
 
@@ -28,7 +31,7 @@ class LayerState:
         """See the queries of new tokens, each exactly once, after their attention was computed.
 
         A decode step passes all rows at once, whatever their keys (unless the policy sets
-        ``observes_entries``).
+        ``observes_entries`` without ``observes_free_slots``).
 
         Args:
             queries: (R, H, m, D) after RoPE, oldest first. Not to be kept: copy what must stay.
@@ -75,11 +78,18 @@ class EvictionPolicy(ABC):
     """False: the cache grows and no budget applies."""
     observes_entries: ClassVar[bool] = False
     """True: ``LayerState.observe`` gets the entries at every step, not the queries alone."""
+    observes_free_slots: ClassVar[bool] = False
+    """True, with ``observes_entries``: a decode step shows all rows at once, whatever their keys. Slots that a
+    shorter row has not filled are at position ``FREE``, and hold anything."""
     default_prefix: ClassVar[int] = 4
-    default_protect: ClassVar[int] = 32
+    default_protect: ClassVar[int | str] = 32
+    presets: ClassVar[Mapping[str, Preset]] = {}
+    """Published forms by name; a subclass does not inherit them."""
 
     def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "presets" not in vars(cls):
+            cls.presets = {}
         if not name:
             return
         known = _REGISTRY.get(name)
@@ -106,16 +116,38 @@ def policies() -> dict[str, type[EvictionPolicy]]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def make_policy(name: str, **settings: Any) -> EvictionPolicy:
-    """Build a policy by name, for example ``make_policy("beaconkv", n_recent=16, n_beacon=16)``.
+def policy_class(name: str) -> type[EvictionPolicy]:
+    """The policy registered by this name.
+
+    Raises:
+        ValueError: an unknown name; the message lists the choices.
+    """
+    cls = _REGISTRY.get(name)
+    if cls is None:
+        raise ValueError(f"unknown policy {name!r}; choose from {', '.join(policies())}")
+    return cls
+
+
+def preset_of(cls: type[EvictionPolicy], name: str) -> Preset:
+    """A preset of a policy by name.
+
+    Raises:
+        ValueError: an unknown name; the message lists the choices.
+    """
+    if name not in cls.presets:
+        choices = ", ".join(cls.presets) or "none"
+        raise ValueError(f"policy {cls.name!r} has no preset {name!r}; it has {choices}")
+    return cls.presets[name]
+
+
+def build_policy(name: str, settings: Mapping[str, Any]) -> EvictionPolicy:
+    """A policy with some settings; the others keep their defaults.
 
     Raises:
         ValueError: an unknown name, an unknown setting or a setting out of range; the message names
             it and lists the choices.
     """
-    cls = _REGISTRY.get(name)
-    if cls is None:
-        raise ValueError(f"unknown policy {name!r}; choose from {', '.join(policies())}")
+    cls = policy_class(name)
     known = [f.name for f in fields(cls)]
     for setting in settings:
         if setting not in known:
@@ -127,3 +159,9 @@ def require_int(owner: str, name: str, value: Any, least: int) -> None:
     """Raise ``ValueError`` unless ``value`` is an int (no bool) of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}")
+
+
+def require_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(choices)}; got {value!r}")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..types import CacheView
 from .base import EvictionPolicy, LayerState
+from .presets import Preset
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,9 @@ class StreamingLLM(EvictionPolicy, name="streaming_llm"):
     """
 
     source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453, section 3"
+    presets = {
+        "paper": Preset({}, source, prefix=4, every=1, note="evicts at every step; the last budget - 4 entries stay"),
+    }
 
     def score(self, view: CacheView, state: LayerState) -> Tensor:
         return (view.positions - view.now.view(-1, 1, 1)).float()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from ...cache import BoundedLayer, CacheStats, EvictionSchedule
-from ...policies import EvictionPolicy, make_policy
+from ...policies import EvictionPolicy, parse_policy
 from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
 from .call import LayerCall
@@ -33,10 +33,11 @@ class BoundedCache(Cache, AnnouncedCache):
 
     Args:
         model: a transformers decoder. Attention implementations: sdpa, eager, flash_attention_2 and 3.
-        policy: a name (see :func:`beaconkv.policies`) or a policy object.
-        budget: B_max, entries per layer and KV head. Must be None for policies that never evict.
-        budget_min, scope, prefix, protect, prefill_chunk: see :class:`beaconkv.EvictionSchedule`;
-            prefix and protect default to what the policy recommends.
+        policy: a spec (see :func:`beaconkv.parse_policy`) such as "beaconkv" or "rkv:code", or a policy object.
+        budget: B_max, entries per layer and KV head. Must be None for policies that never evict, and may be
+            for specs that bring their own.
+        budget_min, scope, prefix, protect, prefill_chunk, growth: see :class:`beaconkv.EvictionSchedule`; what is
+            None is what the spec recommends, or else the schedule's default.
         on_evict: called with an :class:`beaconkv.EvictionEvent` after each eviction of each layer.
 
     Raises:
@@ -51,25 +52,25 @@ class BoundedCache(Cache, AnnouncedCache):
         budget: int | None = None,
         *,
         budget_min: int | None = None,
-        scope: str = "total",
+        scope: str | None = None,
         prefix: int | str | None = None,
-        protect: int | None = None,
+        protect: int | str | None = None,
         prefill_chunk: int | None = None,
+        growth: int | None = None,
         on_evict: Callable[[EvictionEvent], None] | None = None,
     ) -> None:
         require_supported_release()
-        policy = make_policy(policy) if isinstance(policy, str) else policy
-        if not isinstance(policy, EvictionPolicy):
-            raise ValueError(f"policy must be a name or an EvictionPolicy, got {policy!r}")
-        self.policy = policy
-        self.schedule = EvictionSchedule(
-            budget,
-            budget_min,
-            scope,
-            policy.default_prefix if prefix is None else prefix,
-            policy.default_protect if protect is None else protect,
-            prefill_chunk,
+        spec = parse_policy(policy)
+        self.policy = policy = spec.policy
+        chosen = dict(
+            budget_min=budget_min,
+            scope=scope,
+            prefix=prefix,
+            protect=protect,
+            prefill_chunk=prefill_chunk,
+            growth=growth,
         )
+        self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
         layers, bounded = host_layers(model)
         for index in bounded:
             layers[index] = BoundedCacheLayer(BoundedLayer(policy, self.schedule, index, on_evict))
