@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import random
-import string
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, fields
@@ -85,8 +84,8 @@ def build_model(recipe: Recipe) -> Qwen3ForCausalLM:
 def repeated(rng: random.Random) -> tuple[str, list[bool]]:
     """A random string again and again; all but the first is graded."""
     letters = LOWER + UPPER + CIRCLED + GREEK + DIGITS + OPERATIONS + MARKS
-    word = "".join(rng.choices(letters, k=rng.randint(10, 80)))
-    times = rng.randint(2, 4)
+    word = "".join(rng.sample(letters, rng.randint(2, 40)))  # no letter twice: one earlier place to find
+    times = max(2, 120 // len(word))
     return word * times, [False] * len(word) + [True] * (len(word) * (times - 1))
 
 
@@ -101,7 +100,11 @@ def lookups(rng: random.Random) -> tuple[str, list[bool]]:
         if kind == 2 and rng.random() < 0.4:
             rows[LOWER[i]] = "<"
     order = "[" + "".join(CIRCLED[i] for i in rng.sample(letters, rng.randint(2, len(letters)))) + "]"
-    parts = [*(key + row for key, row in rows.items()), order, "?" + "".join(UPPER[j] for j in rng.choices(letters, k=3))]
+    parts = [
+        *(key + row for key, row in rows.items()),
+        order,
+        "?" + "".join(UPPER[j] for j in rng.choices(letters, k=3)),
+    ]
     rng.shuffle(parts)
     text = ";".join(parts) + "|"
     graded = [False] * len(text)

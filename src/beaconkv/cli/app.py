@@ -7,6 +7,7 @@ import typer
 
 from .. import __version__
 from .demo import demo
+from .evaluate import evaluate
 from .generate import generate
 from .plan import plan
 from .policies import policies
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 for command in (generate, policies, plan, demo):
     app.command()(command)
+app.command("eval")(evaluate)
 
 
 @app.callback(invoke_without_command=True)

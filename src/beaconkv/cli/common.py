@@ -47,3 +47,16 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         except json.JSONDecodeError:
             settings[name] = value
     return settings
+
+
+def parse_count(text: str) -> int | str:
+    """A number where it is one; what else it may be, the schedule knows."""
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def split(text: str) -> list[str]:
+    """``a, b`` as a list of two."""
+    return [part.strip() for part in text.split(",") if part.strip()]

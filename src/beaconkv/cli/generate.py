@@ -19,7 +19,7 @@ from ..integrations.transformers import BoundedCache, cache_argument
 from ..models import load
 from ..policies import parse_policy
 from ..provenance import provenance
-from .common import console, human_bytes, messages, parse_settings, print_json, report
+from .common import console, human_bytes, messages, parse_count, parse_settings, print_json, report
 
 
 class LiveText(TextStreamer):
@@ -57,14 +57,6 @@ class LiveText(TextStreamer):
     def __exit__(self, *exc: Any) -> None:
         if self.live is not None:
             self.live.__exit__(*exc)
-
-
-def parse_count(text: str) -> int | str:
-    """A number where it is one; what else it may be, the schedule knows."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def status_line(cache: BoundedCache) -> str:

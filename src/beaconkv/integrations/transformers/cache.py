@@ -198,6 +198,11 @@ class BoundedCache(Cache, AnnouncedCache):
             return torch.empty(0, 0, 0, dtype=torch.int32)
         return bounded[layer].slab.held_positions()
 
+    def row_evictions(self) -> list[int]:
+        """Per row: how often its layers were evicted so far."""
+        layers = [host.layer.num_evictions for host in self._bounded if host.layer.is_open]
+        return [max(counts) for counts in zip(*layers, strict=True)]
+
     @property
     def stats(self) -> CacheStats:
         """Counters and measured bytes of the bounded layers."""
