@@ -6,6 +6,9 @@ Stages, because lookups must exist before anything that is built on them can be 
     lookup    tables and lists, and dense lookups in them; which key comes next is not graded
     tasks     whole problems, larger whenever enough of the last ones were right in every character
 
+The first two end when their mean loss is low enough; their batches are small, since what they wait for takes steps
+rather than tokens.
+
 Every batch is drawn from (seed, step), and a checkpoint holds all else: a training that was stopped goes on as if
 it had not been, and one command gives one model.
 """
@@ -22,7 +25,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -30,6 +33,7 @@ from beaconkv.evaluation.reasoning import CHARACTERS, PAD, SIZES, TASKS, Size, d
 from beaconkv.evaluation.reasoning.alphabet import CIRCLED, DIGITS, GREEK, LOWER, MARKS, OPERATIONS, UPPER
 
 TOKEN = {character: i for i, character in enumerate(CHARACTERS)}
+STAGES = ("repeat", "lookup", "tasks")
 LEVELS = 20
 IGNORED = -100
 
@@ -46,9 +50,11 @@ class Recipe:
     kv_heads: int = 2
     head_dim: int = 32
     rope_theta: float = 1e6
+    qk_norm: float = 1.5
+    early_tokens: int = 4096
     batch_tokens: int = 10240
-    repeat_steps: int = 250
-    lookup_steps: int = 350
+    repeat_until: float = 0.5
+    lookup_until: float = 0.1
     total_steps: int = 4500
     decay_steps: int = 600
     muon_lr: float = 0.02
@@ -56,6 +62,7 @@ class Recipe:
     weight_decay: float = 0.01
     raise_at: float = 0.8
     window: int = 30
+    early_window: int = 20
     bf16: bool = True
     threads: int = 1
 
@@ -73,12 +80,21 @@ def build_model(recipe: Recipe) -> Qwen3ForCausalLM:
         head_dim=recipe.head_dim,
         max_position_embeddings=8192,
         rope_theta=recipe.rope_theta,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=TOKEN["\n"],
         pad_token_id=TOKEN[PAD],
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_norm" in name or "k_norm" in name:  # sharp enough from the start to pick one of many tokens
+                parameter.fill_(recipe.qk_norm)
+            elif "o_proj" in name or "down_proj" in name:  # at first nothing drowns what a token is
+                parameter.zero_()
+            elif "embed" in name:
+                parameter.normal_()
+    return model
 
 
 def repeated(rng: random.Random) -> tuple[str, list[bool]]:
@@ -146,20 +162,20 @@ def task(rng: random.Random, level: int) -> tuple[str, list[bool]]:
     return problem.prompt + problem.chain, [False] * len(problem.prompt) + [True] * len(problem.chain)
 
 
-def draw_batch(recipe: Recipe, step: int, level: int) -> tuple[Tensor, Tensor]:
+def draw_batch(recipe: Recipe, step: int, stage: str, level: int) -> tuple[Tensor, Tensor]:
     """The batch of a step: tokens (B, T), and targets (B, T) with IGNORED where nothing is graded."""
     rng = random.Random(f"{recipe.seed}/{step}")
-    rows, longest, ordinal = [], 0, 0
+    rows, longest = [], 0
+    most = recipe.batch_tokens if stage == "tasks" else recipe.early_tokens
     while True:
-        if step < recipe.repeat_steps:
+        if stage == "repeat":
             row = repeated(rng)
-        elif step < recipe.repeat_steps + recipe.lookup_steps or rng.random() < 0.05:
+        elif stage == "lookup" or rng.random() < 0.05:
             row = lookups(rng)
         else:
             row = task(rng, level)
-        ordinal += 1
         longest = max(longest, len(row[0]))
-        if rows and longest * (len(rows) + 1) > recipe.batch_tokens:
+        if rows and longest * (len(rows) + 1) > most:
             break
         rows.append(row)
     width = max(len(text) for text, _ in rows)
@@ -174,8 +190,8 @@ def draw_batch(recipe: Recipe, step: int, level: int) -> tuple[Tensor, Tensor]:
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside, AdamW for embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
     return [
         torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=recipe.weight_decay, momentum=0.95),
         torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
@@ -195,7 +211,7 @@ class Training:
         self.recipe, self.out = recipe, out
         self.model = build_model(recipe)
         self.optimizers = optimizers(self.model, recipe)
-        self.step, self.level = 0, 1
+        self.step, self.stage, self.level = 0, STAGES[0], 1
         self.recent: deque[float] = deque(maxlen=recipe.window)
         out.mkdir(parents=True, exist_ok=True)
         checkpoint = out / "checkpoint.pt"
@@ -207,7 +223,7 @@ class Training:
             self.model.load_state_dict(state["model"])
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-            self.step, self.level = state["step"], state["level"]
+            self.step, self.stage, self.level = state["step"], state["stage"], state["level"]
             self.recent.extend(state["recent"])
 
     def save(self) -> None:
@@ -217,6 +233,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step,
+            "stage": self.stage,
             "level": self.level,
             "recent": list(self.recent),
         }
@@ -227,20 +244,16 @@ class Training:
         """Train up to a step."""
         start, tokens_seen = time.perf_counter(), 0
         while self.step < until:
-            tokens, targets = draw_batch(self.recipe, self.step, self.level)
+            tokens, targets = draw_batch(self.recipe, self.step, self.stage, self.level)
             loss, right = self.learn(tokens, targets)
             tokens_seen += tokens.numel()
-            is_task = self.step >= self.recipe.repeat_steps + self.recipe.lookup_steps
-            if is_task:
-                self.recent.append(right)
-                mean = sum(self.recent) / len(self.recent)
-                if len(self.recent) == self.recent.maxlen and mean >= self.recipe.raise_at and self.level < LEVELS:
-                    self.level += 1
-                    self.recent.clear()
             self.step += 1
+            self.promote(loss, right)
             if self.step % 10 == 0:
                 seconds = time.perf_counter() - start
-                line = dict(step=self.step, level=self.level, loss=round(loss, 5), right=round(right, 4))
+                line = dict(
+                    step=self.step, stage=self.stage, level=self.level, loss=round(loss, 5), right=round(right, 4)
+                )
                 line |= dict(shape=list(tokens.shape), tokens_per_second=round(tokens_seen / seconds))
                 with open(self.out / "log.jsonl", "a") as log:
                     log.write(json.dumps(line) + "\n")
@@ -248,6 +261,22 @@ class Training:
                 start, tokens_seen = time.perf_counter(), 0
             if self.step % save_every == 0 or self.step == until:
                 self.save()
+
+    def promote(self, loss: float, right: float) -> None:
+        """On to the next stage or level, if the last steps went well enough."""
+        recipe, early = self.recipe, self.stage != "tasks"
+        self.recent.append(loss if early else right)
+        window = recipe.early_window if early else recipe.window
+        mean = sum(list(self.recent)[-window:]) / window
+        if len(self.recent) < window:
+            return
+        if early:
+            if mean <= (recipe.repeat_until if self.stage == "repeat" else recipe.lookup_until):
+                self.stage = STAGES[STAGES.index(self.stage) + 1]
+                self.recent.clear()
+        elif mean >= recipe.raise_at and self.level < LEVELS:
+            self.level += 1
+            self.recent.clear()
 
     def learn(self, tokens: Tensor, targets: Tensor) -> tuple[float, float]:
         """One step; the loss, and the share of sequences right in every graded character."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from ..integrations.transformers import BoundedCache, cache_argument
@@ -96,10 +97,9 @@ def write_answers(
     device, width = model.device, max(map(len, prompts))
     lengths = torch.tensor([len(p) for p in prompts], device=device)
     ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.arange(width, device=device) >= (width - lengths)[:, None]
-    call = {"use_cache": True, cache_argument(): cache}
-    if not bool(mask.all()):
-        call["attention_mask"] = mask.long()
+    is_padded = min(map(len, prompts)) < width
+    mask = (torch.arange(width, device=device) >= (width - lengths)[:, None]).long()
+    call = {"use_cache": True, cache_argument(): cache, "attention_mask": mask if is_padded else None}
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     dice = Dice(sampling, seeds, device)
     rows = list(range(len(prompts)))  # of the prompts, still in the batch
@@ -107,7 +107,8 @@ def write_answers(
     open_rows = set(rows)
     stops = set(stop)
     logits = model(input_ids=ids, position_ids=positions, logits_to_keep=1, **call).logits[:, -1]
-    call.pop("attention_mask", None)  # padding is never stored, and no new token is any
+    is_padded = is_padded and cache.holds_padding
+    mask = F.pad(mask, (0, sampling.max_new_tokens), value=1) if is_padded else None
     positions = lengths[:, None]
     for step in range(sampling.max_new_tokens):
         ids = dice.choose(logits, step)
@@ -134,6 +135,8 @@ def write_answers(
             dice.select(index)
             rows = [rows[at] for at in keep]
             ids, positions = ids[index], positions[index]
+            mask = mask[index] if is_padded else None
+        call["attention_mask"] = mask[:, : width + step + 1] if is_padded else None
         logits = model(input_ids=ids[:, None], position_ids=positions, **call).logits[:, -1]
         positions = positions + 1
 
@@ -155,7 +158,9 @@ class Dice:
         if step % self.BLOCK == 0:
             drawn = [torch.rand(self.BLOCK, generator=generator) for generator in self.generators]
             self.numbers = torch.stack(drawn).to(self.device)
-        probs, order = (logits.float() / self.sampling.temperature).softmax(-1).sort(-1, descending=True, stable=True)
+        probs, order = (
+            (logits.float() / self.sampling.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        )
         below = probs.cumsum(-1) - probs  # mass of the likelier tokens
         probs = probs * (below < self.sampling.top_p)
         mass = probs.cumsum(-1)

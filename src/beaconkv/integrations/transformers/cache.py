@@ -198,6 +198,11 @@ class BoundedCache(Cache, AnnouncedCache):
             return torch.empty(0, 0, 0, dtype=torch.int32)
         return bounded[layer].slab.held_positions()
 
+    @property
+    def holds_padding(self) -> bool:
+        """Whether layers that stay as the model made them store padding, and need the mask at every step."""
+        return len(self._bounded) < len(self.layers)
+
     def row_evictions(self) -> list[int]:
         """Per row: how often its layers were evicted so far."""
         layers = [host.layer.num_evictions for host in self._bounded if host.layer.is_open]

@@ -1,0 +1,199 @@
+"""An evaluation that is killed and resumed gives the files of one that ran through."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from beaconkv.evaluation import load_tasks, read_records, summarize
+from beaconkv.evaluation.decoding import Sampling
+from beaconkv.evaluation.run import KEY, Evaluation, make_cells
+from beaconkv.models.load import LoadedModel
+from beaconkv.models.reasoner import make_tokenizer
+from tests.tiny import tiny
+
+POLICIES, BUDGETS = ["full", "beaconkv:n_recent=4:n_beacon=4", "rkv"], [48, 64]
+
+
+def reasoner():
+    """A random model that reads the characters of the reasoning tasks."""
+    import torch
+
+    model = tiny("qwen3")
+    if model.config.vocab_size != 127:
+        torch.manual_seed(0)
+        config = type(model.config)(**{**model.config.to_dict(), "vocab_size": 127, "eos_token_id": 1})
+        model = type(model)(config).eval()
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=1.4 / parameter.shape[-1] ** 0.5)
+    return LoadedModel(model, make_tokenizer())
+
+
+def evaluation(policies=POLICIES, budgets=BUDGETS, tasks="machine,search", samples=5, tokens=70, **settings):
+    cells = make_cells(policies, budgets)
+    return Evaluation(
+        reasoner(), load_tasks(tasks, samples), cells, Sampling(tokens, temperature=1.0), batch_size=2, **settings
+    )
+
+
+def run(out, evaluation, stop_after=None):
+    """Execute; raise KeyboardInterrupt once so many samples are done."""
+    count = 0
+
+    def advance(done):
+        nonlocal count
+        count += done
+        if stop_after is not None and count >= stop_after:
+            raise KeyboardInterrupt
+
+    evaluation.execute(out, lambda batch: None, advance)
+    return count
+
+
+def samples(out):
+    return (out / "samples.jsonl").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    assert run(out, evaluation(runs=2)) == 100
+    return out
+
+
+def test_every_sample_is_there_once(whole):
+    records = list(read_records(whole / "samples.jsonl"))
+    keys = {tuple(r[k] for k in KEY) for r in records}
+    assert len(records) == len(keys) == (1 + 2 * 2) * 2 * 5 * 2
+    assert {r["policy"] for r in records} == set(POLICIES)
+    assert all(r["evictions"] > 0 for r in records if r["budget"] == 48)
+    assert all(r["evictions"] == 0 for r in records if r["budget"] is None)
+    assert all(0 < r["kv_bytes"] for r in records)
+    texts = [r["response"] for r in records if r["policy"] == "full"]
+    assert len(set(texts)) == len(texts), "runs and problems must differ"
+
+
+def test_killed_at_any_sample_and_resumed(whole, tmp_path):
+    for i, stop_after in enumerate((1, 2, 7, 50, 99)):
+        out = tmp_path / str(i)
+        with pytest.raises(KeyboardInterrupt):
+            run(out, evaluation(runs=2), stop_after)
+        assert stop_after <= sum(1 for _ in read_records(out / "samples.jsonl")) < 100
+        assert run(out, evaluation(runs=2)) == 100
+        assert samples(out) == samples(whole)
+
+
+def test_methods_and_budgets_may_be_added(whole, tmp_path):
+    run(tmp_path, evaluation(["full"], [], runs=2))
+    run(tmp_path, evaluation(POLICIES[:2], [64], runs=2))
+    run(tmp_path, evaluation(runs=2))
+    assert samples(tmp_path) == samples(whole)
+    before = (tmp_path / "samples.jsonl").stat().st_mtime_ns
+    run(tmp_path, evaluation(["full"], [], runs=2))
+    assert samples(tmp_path) == samples(whole)
+    assert before
+
+
+def test_a_killed_process(tmp_path):
+    """kill -9 in the middle of the command, twice; then let it finish."""
+    weights = tmp_path / "model"
+    model, _ = reasoner()
+    from beaconkv.models.reasoner import save
+
+    save(model, weights)
+    command = [sys.executable, "-W", "ignore", "-m", "beaconkv", "eval", "-m", str(weights), "--task", "plan"]
+    command += ["--samples", "6", "--batch-size", "3", "--policies", "full,beaconkv", "--budgets", "64"]
+    command += ["--max-new-tokens", "150", "--out"]
+    subprocess.run([*command, str(tmp_path / "a")], check=True, capture_output=True)
+    reference = samples(tmp_path / "a")
+    assert reference.count(b"\n") == 12
+    path = tmp_path / "b" / "samples.jsonl"
+    for _ in range(2):
+        process = subprocess.Popen([*command, str(tmp_path / "b")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        start = path.stat().st_size if path.exists() else 0
+        while process.poll() is None and (not path.exists() or path.stat().st_size <= start):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert path.exists()
+    subprocess.run([*command, str(tmp_path / "b")], check=True, capture_output=True)
+    assert samples(tmp_path / "b") == reference
+    result = json.loads((tmp_path / "b" / "result.json").read_text())
+    assert result["rows"][0]["samples"] == 6
+    assert result["command"][1:4] == ["eval", "-m", str(weights)]
+    assert os.environ.get("HOME") is None or Path(result["command"][0]).name == result["command"][0]
+
+
+def test_another_run_in_the_same_folder_is_refused(whole):
+    with pytest.raises(ValueError, match="seed"):
+        run(whole, evaluation(runs=2, seed=1))
+    with pytest.raises(ValueError, match="tasks"):
+        run(whole, evaluation(tasks="machine", runs=2))
+
+
+@pytest.mark.parametrize(
+    ("policies", "budgets", "message"),
+    [
+        (["beaconkv", "beacon"], [64], "unknown policy 'beacon'; choose from"),
+        (["beaconkv"], [], "policy 'beaconkv' needs at least one budget"),
+        (["beaconkv"], [64, 64], "budget given twice: 64"),
+        (["rkv", "rkv"], [64], "policy given twice: rkv"),
+        (["beaconkv"], [16], "budget=16.*leave no room"),
+    ],
+)
+def test_cells_that_cannot_work_are_refused(policies, budgets, message):
+    with pytest.raises(ValueError, match=message):
+        make_cells(policies, budgets)
+
+
+def test_other_refusals():
+    with pytest.raises(ValueError, match="runs=3 at temperature 0 would be copies"):
+        Evaluation(reasoner(), load_tasks("plan", 1), make_cells(["full"], []), Sampling(5), runs=3)
+    with pytest.raises(ValueError, match="unknown task 'maze': choose from reasoning, machine"):
+        load_tasks("maze", 1)
+    with pytest.raises(ValueError, match="given twice: plan"):
+        load_tasks("plan,reasoning", 1)
+    with pytest.raises(ValueError, match="no task named"):
+        load_tasks(" , ", 1)
+
+
+def test_a_file_of_problems(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"problem": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(4)))
+    (task,) = load_tasks(str(path), None)
+    assert (task.name, len(task.problems), task.chat) == ("sums", 4, True)
+    assert task.grade(task.problems[2], "so it is \\boxed{3}.", False)["correct"]
+    assert not task.grade(task.problems[2], "so it is 3.", False)["correct"]
+    (task,) = load_tasks(f"{path}:exact", 2, seed=1)
+    assert len(task.problems) == 2
+
+
+def test_a_summary(whole):
+    records = list(read_records(whole / "samples.jsonl"))
+    rows = summarize(records, "rkv")
+    assert [(r["policy"], r["budget"], r["task"]) for r in rows[:3]] == [
+        ("beaconkv:n_recent=4:n_beacon=4", 48, "machine"),
+        ("beaconkv:n_recent=4:n_beacon=4", 48, "all"),
+        ("beaconkv:n_recent=4:n_beacon=4", 48, "search"),
+    ]
+    row = next(r for r in rows if (r["policy"], r["budget"], r["task"]) == ("rkv", 64, "all"))
+    own = [r for r in records if (r["policy"], r["budget"]) == ("rkv", 64)]
+    assert row["samples"] == len(own) == 20
+    assert row["problems"] == 10
+    assert row["steps_right"]["mean"] == pytest.approx(sum(r["steps_right"] for r in own) / 20, abs=1e-4)
+    assert row["steps_right"]["low"] <= row["steps_right"]["mean"] <= row["steps_right"]["high"]
+    assert "against" not in row
+    other = next(r for r in rows if r["policy"].startswith("beacon") and r["budget"] == 64 and r["task"] == "all")
+    theirs = [r for r in records if r["policy"].startswith("beacon") and r["budget"] == 64]
+    difference = sum(r["steps_right"] for r in theirs) / 20 - row["steps_right"]["mean"]
+    assert other["against"]["steps_right"]["mean"] == pytest.approx(difference, abs=2e-4)
+    assert other["against"]["policy"] == "rkv"
+    full = next(r for r in rows if r["policy"] == "full" and r["task"] == "all")
+    assert "against" not in full
+    assert full["never_evicted"] == 20
