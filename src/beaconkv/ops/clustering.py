@@ -73,10 +73,13 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
     unit = unit_vectors(queries)
     seeds = farthest_points(queries, count, num_clusters)
     centres = take_queries(unit, seeds)
-    names = torch.arange(num_clusters, device=queries.device).view(-1, 1)
+    order = torch.arange(num_clusters, device=queries.device, dtype=torch.float32).view(-1, 1)
     for _ in range(iterations):
-        nearest = (centres @ unit.transpose(-1, -2)).argmax(dim=2, keepdim=True)  # (R, H, 1, N)
-        member = ((nearest == names) & exists.unsqueeze(2)).float()  # (R, H, k, N)
+        cos = centres @ unit.transpose(-1, -2)  # (R, H, k, N)
+        # argmax over a dimension that is not the last is many times slower on a CPU than this.
+        best = cos == cos.amax(dim=2, keepdim=True)
+        nearest = torch.where(best, order, torch.inf).amin(dim=2, keepdim=True)  # (R, H, 1, N)
+        member = ((nearest == order) & exists.unsqueeze(2)).float()
         size = member.sum(dim=-1, keepdim=True)
         centres = torch.where(size > 0, unit_vectors(member @ unit), centres)
     centroids = torch.where(size > 0, (member @ queries) / size.clamp_min(1), take_queries(queries, seeds))
