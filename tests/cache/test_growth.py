@@ -124,3 +124,23 @@ def test_refusals():
         EvictionSchedule(64, growth=-1)
     with pytest.raises(ValueError, match="growth=3 has no meaning without a budget"):
         EvictionSchedule(None, growth=3)
+
+
+def test_rows_of_equal_length_but_other_evictions_are_not_alike():
+    """Turns of different length bring two rows to one length and one position, and to different next evictions."""
+    layer = BoundedLayer(make_policy("recent"), EvictionSchedule(16, 8, prefix=1, protect=2, growth=3))
+
+    def feed(*counts):
+        longest = max(counts)
+        real = torch.arange(longest) >= torch.tensor([[longest - c] for c in counts])
+        rope = Rope(torch.ones(1, longest, 4), torch.zeros(1, longest, 4), ops.apply_half)
+        keys = torch.randn(2, 2, longest, 4)
+        layer.append(keys, keys, real)
+        layer.observe(torch.randn(2, 4, longest, 4), rope, AttentionParams(0.5))
+        layer.check_integrity()
+        return layer.slab.lengths, layer.num_evictions
+
+    assert feed(30, 38) == ([8, 8], [1, 1])
+    assert feed(11, 3) == ([11, 11], [2, 1])
+    assert layer.slab.num_seen == [41, 41]
+    assert feed(8, 8) == ([19, 11], [2, 2])

@@ -105,8 +105,9 @@ def kmeans(queries, k, iterations):
 def nearest(queries, centres):
     taken = []
     for centre in centres:
-        free = [i for i in range(len(queries)) if i not in taken]
-        taken.append(max(free, key=lambda i, c=centre: (cosine(queries[i], c), -i)))
+        cos = {i: cosine(query, centre) for i, query in enumerate(queries) if i not in taken}
+        best = max(cos.values())
+        taken.append(min(i for i, c in cos.items() if c >= best - 1e-5))
     return [queries[i] for i in taken]
 
 

@@ -1,11 +1,14 @@
 """What the methods with a memory of past queries remember."""
 
+from functools import partial
+
 import torch
 
 from beaconkv import make_policy, ops
 from beaconkv.policies.history import History
 from beaconkv.policies.retention import EverySlot, FirstSlots, Reservoir
 from beaconkv.types import Rope, Rows
+from tests.policies import test_contract
 
 FAR = 10**9
 
@@ -103,3 +106,12 @@ def test_rows_of_different_length_do_not_meet():
     for row, was in enumerate((1, 1, 0)):
         got = state.beacons(Rows([row], torch.tensor([row])))
         torch.testing.assert_close(got, expected[was], atol=1e-6, rtol=1e-5)
+
+
+def test_rows_that_fill_up_together_may_have_histories_of_other_length(monkeypatch):
+    """One has fewer past queries than representatives; each is scored as it would be alone."""
+    for name in ("naive_fps", "kmeans_centroid", "kmeans_nearest", "random_history", "initial_recent"):
+        monkeypatch.setitem(test_contract.CLASSES, name, partial(make_policy, name, n_recent=20, n_beacon=40))
+        together = test_contract.Run(name, [1, 2], [130, 42], 60)
+        for row, length in enumerate((130, 42)):
+            assert together.history(row) == test_contract.Run(name, [1 + row], [length], 60).history(0)

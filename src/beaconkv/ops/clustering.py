@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .sampling import unit_vectors
 
+TIE = 1e-5
+"""Cosines closer than this are the same."""
+
 
 def _exists(x: Tensor, count: Tensor) -> Tensor:
     """(R, 1, N) bool: the slots before each row's count."""
@@ -73,10 +76,13 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
     unit = unit_vectors(queries)
     seeds = farthest_points(queries, count, num_clusters)
     centres = take_queries(unit, seeds)
-    names = torch.arange(num_clusters, device=queries.device).view(-1, 1)
+    order = torch.arange(num_clusters, device=queries.device, dtype=torch.float32).view(-1, 1)
     for _ in range(iterations):
-        nearest = (centres @ unit.transpose(-1, -2)).argmax(dim=2, keepdim=True)  # (R, H, 1, N)
-        member = ((nearest == names) & exists.unsqueeze(2)).float()  # (R, H, k, N)
+        cos = centres @ unit.transpose(-1, -2)  # (R, H, k, N)
+        # argmax over a dimension that is not the last is many times slower on a CPU than this.
+        best = cos == cos.amax(dim=2, keepdim=True)
+        nearest = torch.where(best, order, torch.inf).amin(dim=2, keepdim=True)  # (R, H, 1, N)
+        member = ((nearest == order) & exists.unsqueeze(2)).float()
         size = member.sum(dim=-1, keepdim=True)
         centres = torch.where(size > 0, unit_vectors(member @ unit), centres)
     centroids = torch.where(size > 0, (member @ queries) / size.clamp_min(1), take_queries(queries, seeds))
@@ -86,18 +92,23 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
 def nearest_queries(queries: Tensor, count: Tensor, centres: Tensor) -> Tensor:
     """For each centre in turn, the query of highest cosine that no earlier centre took.
 
+    The two queries of a cluster of two are equally near to its centre: rounding must not decide. So of all
+    that are within ``TIE`` of the highest cosine, the first is taken.
+
     Args:
         queries: (R, H, N, D), any float dtype; computed in float32.
         count: (R,) int64, queries that exist in each row, at least k.
         centres: (R, H, k, D) unit vectors.
 
     Returns:
-        (R, H, k) int64, distinct; ties go to the lowest index.
+        (R, H, k) int64, distinct.
     """
     cos = centres @ unit_vectors(queries).transpose(-1, -2)  # (R, H, k, N)
     cos = cos.masked_fill(~_exists(queries, count).unsqueeze(2), -torch.inf)
     picks = []
     for cluster in range(centres.shape[2]):
-        picks.append(cos[:, :, cluster].argmax(dim=-1, keepdim=True))
+        own = cos[:, :, cluster]
+        near = own >= own.amax(dim=-1, keepdim=True) - TIE
+        picks.append(near.to(torch.uint8).argmax(dim=-1, keepdim=True))
         cos.scatter_(-1, picks[-1].unsqueeze(2).expand(-1, -1, cos.shape[2], -1), -torch.inf)
     return torch.cat(picks, dim=-1)
