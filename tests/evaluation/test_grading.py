@@ -199,6 +199,12 @@ def test_a_hundred_kilobytes_of_braces(text):
     assert not grade(text, "1").correct
 
 
+def test_a_long_sum_is_no_answer():
+    """Its comparison would take minutes."""
+    assert grade(f"\\boxed{{{'+'.join(['1'] * 300)}}}", "300").correct
+    assert not grade(f"\\boxed{{{'+'.join(['1'] * 600)}}}", "600").correct
+
+
 def test_threads_get_right_grades():
     """math-verify's own time limits are signals, which only the main thread may use."""
     with ThreadPoolExecutor(8) as pool:

@@ -29,6 +29,14 @@ def test_coverage(problems, runs):
     assert 0.90 <= hits / 300 <= 0.985
 
 
+def test_few_problems_give_the_width_of_a_t_interval():
+    """Ten problems: 2.262 standard errors each way, where a plain bootstrap has 1.96 times the root of 9/10."""
+    values = np.random.default_rng(0).random(10)
+    estimate = mean_interval(scores(values[:, None]))
+    t_interval = 2 * 2.262 * values.std(ddof=1) / 10**0.5
+    assert estimate.high - estimate.low == pytest.approx(t_interval, rel=0.06)
+
+
 def test_runs_of_one_problem_are_not_counted_as_independent():
     """The same answers sixteen times tell no more than once."""
     rng = np.random.default_rng(0)

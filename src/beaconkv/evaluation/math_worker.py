@@ -21,7 +21,7 @@ def main(seconds: float, address_space: int) -> None:
     _limit_memory(address_space)
     from math_verify import LatexExtractionConfig, parse, verify
 
-    config = [LatexExtractionConfig(boxed_match_priority=-1)]
+    config = [LatexExtractionConfig()]
 
     def parsed(text: str) -> list:
         return parse(f"${text}$", config, parsing_timeout=None)
