@@ -60,5 +60,3 @@ def test_errors_are_short_and_no_display_is_needed(result, tmp_path):
     assert failed.returncode == 1
     assert "full (task machine) is in" in failed.stderr
     assert "Traceback" not in failed.stderr
-    failed = call("figure8", result, "--out", tmp_path)
-    assert "unknown figure 'figure8'; choose from fig6, fig7, fig8, table1" in failed.stderr

@@ -18,6 +18,8 @@ from beaconkv.evaluation.figures.labels import spread, thin_out
 from beaconkv.evaluation.figures.lines import draw_lines
 from beaconkv.evaluation.figures.methods import COLOURS, OTHER, find, is_same, style_of
 from beaconkv.evaluation.figures.plots import Block, Line, Plot
+from beaconkv.evaluation.figures.results import Measured
+from beaconkv.evaluation.figures.tables import difference
 from beaconkv.policies import parse_policy, policies
 from tests.evaluation.figure_data import eval_result, fidelity_result, write
 
@@ -138,8 +140,16 @@ def test_paired_difference_does_not_depend_on_the_reference(results, tmp_path):
     for one, other in rows:
         assert one[3].partition(" ")[0] == other[3].partition(" ")[0]
         assert one[4] == other[4]
+        mean, low, high = (float(number) for number in re.findall(r"[+-][\d.]+", other[3]))
+        assert low <= mean <= high
         gain = float(one[2].partition(" ")[0]) - float(one[1].partition(" ")[0])
         assert float(one[3].partition(" ")[0]) == pytest.approx(gain, abs=0.11)
+
+
+def test_a_turned_difference_has_a_turned_interval():
+    row = {"against": {"policy": "b", "accuracy": {"mean": 0.1, "low": -0.2, "high": 0.25, "verdict": "better"}}}
+    found = difference(Measured("model", (), {("a", 8, "all"): row}), "b", "a", 8, "all", "accuracy")
+    assert found == {"mean": -0.1, "low": -0.25, "high": 0.2, "verdict": "worse"}
 
 
 def test_fidelity_equals_the_result(results, tmp_path):
@@ -206,6 +216,9 @@ def test_what_is_missing_is_named_and_the_rest_drawn(results, tmp_path):
     command = drawn.remarks[1]
     assert "beaconkv eval -m models/reasoner --budgets 128,256 --policies recent:16,full --out results/fig6" in command
     assert drawn.remarks[0] in drawn.files[0].read_text()
+    rows = [r for r in document["rows"] if (r["policy"], r["budget"]) != ("beaconkv", 256)]
+    drawn = draw("fig6", [write(tmp_path / "part.json", document | {"rows": rows})], tmp_path)
+    assert drawn.remarks == ["missing: beaconkv at 256"]
     assert "initial_recent" in drawn.files[2].read_text()
 
 
@@ -330,14 +343,14 @@ def test_no_label_covers_another_or_leaves_the_page(seed):
 
     rng = np.random.default_rng(seed)
     names = [*COLOURS, "rpc:growing-1024", "beaconkv:n_recent=4:n_beacon=28"]
-    centre = rng.uniform(20, 99)
+    centre, budgets = rng.uniform(20, 99), (128, 192, 208, 224, 512, 4096)
 
     def line(name):
-        values = np.clip(centre + 4 * rng.standard_normal(3), 0, 100)
+        values = np.clip(centre + 4 * rng.standard_normal(len(budgets)), 0, 100)
         return Line(name, style_of(name), tuple((b, {"mean": v, "low": v, "high": v}) for b, v in
-                                                zip((128, 256, 512), values.tolist(), strict=True)))  # fmt: skip
+                                                zip(budgets, values.tolist(), strict=True)))  # fmt: skip
 
-    plot = Plot("all tasks", tuple(map(line, names)), {128: 9.0, 256: 18.0, 512: 36.0}, "exact answers, %", (0, 100))
+    plot = Plot("all tasks", tuple(map(line, names)), dict.fromkeys(budgets, 36.0), "exact answers, %", (0, 100))
     blocks = [Block("many", (plot,) * 5), Block("two", (plot, plot), labelled=2)]
     with looks():
         figure = draw_lines("A title", blocks, "A footnote. " * 30 + "\nbeaconkv eval").figure
