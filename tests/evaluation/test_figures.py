@@ -351,12 +351,21 @@ def test_no_label_covers_another_or_leaves_the_page(seed):
                                                 zip(budgets, values.tolist(), strict=True)))  # fmt: skip
 
     plot = Plot("all tasks", tuple(map(line, names)), dict.fromkeys(budgets, 36.0), "exact answers, %", (0, 100))
-    blocks = [Block("many", (plot,) * 5), Block("two", (plot, plot), labelled=2)]
+    tiny = tuple(
+        Line(one.name, one.style, tuple((b, {end: v * 1.37e-6 for end, v in e.items()}) for b, e in one.points))
+        for one in plot.lines
+    )
+    small = Plot("3 texts", tiny, {}, "KL divergence, nats a token")
+    blocks = [Block("many", (plot,) * 5), Block("two", (plot, small), labelled=2), Block("", (small,))]
     with looks():
         figure = draw_lines("A title", blocks, "A footnote. " * 30 + "\nbeaconkv eval").figure
         figure.savefig(os.devnull, format="png", dpi=100)
         page = figure.bbox
         for axes in figure.axes:
+            sides = [axes._left_title, *axes.get_yticklabels()]
+            for text in (text for text in sides if text.get_text()):
+                box = text.get_window_extent()
+                assert page.x0 <= box.x0 < box.x1 <= page.x1, text.get_text()
             labels = [text.get_window_extent() for text in axes.texts]
             ticks = [tick.get_window_extent() for tick in axes.get_xticklabels() if tick.get_text()]
             for boxes in (labels, ticks):

@@ -14,7 +14,7 @@ from .plots import Block, Line, Plot
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEFT, RIGHT = 0.5, 0.08
+LEFT, RIGHT = 0.46, 0.08
 TITLE, HEAD, FOOT = 0.27, 0.26, 0.5
 """Inches over all blocks, over the panels of one, and under a panel for its budgets."""
 LINE = 0.125
@@ -47,7 +47,7 @@ def _height(block: Block) -> float:
 
 def _draw_block(page: Page, block: Block, top: float, height: float) -> None:
     if block.title:
-        page.text(LEFT - 0.42, top + 0.05, block.title, fontsize=TEXT, color=GREY)
+        page.text(0.08, top + 0.05, block.title, fontsize=TEXT, color=GREY)
         top, height = top + 0.18, height - 0.18
     top, height = top + HEAD, height - HEAD - FOOT
     names = [line.name for plot in block.plots[: block.labelled] for line in plot.lines]
@@ -60,7 +60,6 @@ def _draw_block(page: Page, block: Block, top: float, height: float) -> None:
     for plot in block.plots[: block.labelled]:
         axes = page.axes(left, top, width, height)
         _draw_panel(axes, plot, width)
-        axes.set_ylabel(plot.ylabel)
         axes.set_xlabel("budget, entries in each layer and KV head" if width > 2 else "budget, entries")
         _draw_labels(axes, plot, width, height)
         left += width + label + LEFT
@@ -75,14 +74,15 @@ def _draw_block(page: Page, block: Block, top: float, height: float) -> None:
 
 
 def _draw_panel(axes: Axes, plot: Plot, width: float, small: bool = False) -> None:
-    axes.set_title(plot.title, loc="left", fontsize=SMALL if small else TEXT, pad=4)
+    # what is drawn stands in the title, not at the side: it reads easily, and wide numbers do not push it off the page
+    title = plot.title if small else f"{plot.title}: {plot.ylabel}"
+    axes.set_title(title, loc="left", fontsize=SMALL if small else TEXT, pad=4)
     axes.set_axisbelow(True)
     axes.grid(axis="y", color=PALE, linewidth=0.4)
     axes.set_xscale("log", base=2)
     budgets = plot.budgets
     axes.set_xlim(budgets[0] / 2**0.3, budgets[-1] * 2**0.3)
-    if plot.log:
-        _log_scale(axes)
+    _value_scale(axes, plot.log)
     _draw_budgets(axes, plot, width, 0.05 if small else 0.06)
     for line in plot.lines:
         if line.level:
@@ -99,13 +99,21 @@ def _highest(line: Line) -> float:
     return max(value for _, e in line.points for value in (e["mean"], e["high"]) if value is not None)
 
 
-def _log_scale(axes: Axes) -> None:
+def _value_scale(axes: Axes, log: bool) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if log:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+
+
+def _number(value: float) -> str:
+    """At most six characters: ``0.002``, ``1.2e-4``."""
+    return (
+        f"{value:.4g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+    )
 
 
 def _draw_budgets(axes: Axes, plot: Plot, width: float, digit: float) -> None:

@@ -44,7 +44,7 @@ class Plot:
         title: over it.
         lines: those drawn last lie above.
         shares: budget -> percent of the mean length, where lengths are known.
-        ylabel: what is drawn, with its unit.
+        ylabel: what is drawn, with its unit; in the title of a large panel.
         limits: of the axis; None: from 0 to what there is.
         log: whether the axis is logarithmic.
     """
