@@ -1,0 +1,28 @@
+"""``beaconkv figure``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from ..evaluation.figures import FIGURES, draw
+from .common import console, messages, report
+
+
+def figure(
+    name: str = typer.Argument(help=", ".join(FIGURES) + "."),
+    results: list[Path] = typer.Argument(
+        help="Files that beaconkv eval or beaconkv fidelity wrote, or their folders; parts of a run are put together."
+    ),
+    out: Path = typer.Option(Path("results/figures"), help="Folder of the files."),
+    measure: str = typer.Option("accuracy", help="accuracy, or steps_right where steps are judged."),
+    panels: bool = typer.Option(False, "--panels", help="Show results of different models or problems side by side."),
+) -> None:
+    """Draw a figure or table of the paper from results: NAME.md, and NAME.png and NAME.svg where there is a picture."""
+    drawn = draw(name, results, out, measure, panels)
+    for remark in drawn.remarks:
+        messages.print(remark, style="yellow", highlight=False, soft_wrap=True)
+    report("written:")
+    for path in drawn.files:
+        console.print(str(path), highlight=False, soft_wrap=True)
