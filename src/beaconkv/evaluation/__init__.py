@@ -1,0 +1,1 @@
+"""How well a bounded cache serves: measured against the full cache, and against answers."""
