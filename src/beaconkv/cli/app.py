@@ -7,6 +7,7 @@ import typer
 
 from .. import __version__
 from .demo import demo
+from .fidelity import fidelity
 from .generate import generate
 from .plan import plan
 from .policies import policies
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, policies, plan, demo):
+for command in (generate, policies, plan, demo, fidelity):
     app.command()(command)
 
 
