@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beaconkv import BoundedCache
+from beaconkv import BoundedCache, policies
 from beaconkv.evaluation.cells import make_cells
 from beaconkv.evaluation.fidelity import FidelitySettings, measure, work
 from beaconkv.evaluation.head import OutputHead
@@ -71,6 +71,18 @@ def test_a_record_is_what_the_oracle_finds(family):
         assert record["kl"] > 0.002
         assert record["mass_lost"] > 0.01
         assert record["evictions"] > 10
+
+
+SPECS = [name for name, cls in policies().items() if cls.evicts] + ["rpc:growing", "rkv:code"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_method(spec):
+    model, sample = tiny("llama", "eager"), text(50, 190)
+    cells = make_cells([spec], [160 if ":" in spec else 48], protect=None if ":" in spec else 8)
+    for cell, record in zip(cells, measure(model, [sample], cells), strict=True):
+        assert_alike(record, oracle(model, cell, sample, 8, 0))
+        assert (record["policy"], record["budget"]) == (spec, cell.schedule.budget)
 
 
 @settings(max_examples=15)
