@@ -61,6 +61,20 @@ def test_generate_json(folder):
     assert {"versions", "machine", "seed", "command", "time", "model"} <= set(document)
 
 
+def test_generate_with_a_preset(folder):
+    arguments = ("generate", PROMPT, "-m", folder, "--max-new-tokens", 180, "--json")
+    document = json.loads(run(*arguments, "--policy", "rkv:code:n_recent=4", "--budget", 150).stdout)
+    assert document["policy"]["redundancy_weight"] == 0.93
+    assert document["policy"]["n_recent"] == 4
+    assert document["policy"]["spec"] == "rkv:code:n_recent=4"
+    chosen = {k: document["schedule"][k] for k in ("budget", "budget_min", "prefix", "protect")}
+    assert chosen == dict(budget=150, budget_min=22, prefix=0, protect=8)
+    assert document["stats"]["evictions"] == 1
+    explicit = ("--policy", "h2o", "--budget", 48, "--protect", "half", "--prefix", 2, "--budget-min", 40)
+    schedule = json.loads(run(*arguments, *explicit).stdout)["schedule"]
+    assert (schedule["budget_min"], schedule["prefix"], schedule["protect"]) == (40, 2, 20)
+
+
 def test_generate_reads_standard_input_and_files(folder, tmp_path):
     (tmp_path / "prompt.txt").write_text(PROMPT)
     common = ("-m", folder, "--max-new-tokens", 5, "--json")
@@ -96,9 +110,13 @@ def test_policies():
     document = json.loads(run("policies", "--json").stdout)
     rows = {row["name"]: row for row in document["policies"]}
     assert rows["beaconkv"]["settings"]["n_beacon"] == 16
+    assert rows["rkv"]["presets"]["code"]["settings"]["redundancy_weight"] == 0.93
+    assert rows["rkv"]["presets"]["code"]["every"] == 128
     table = run("policies").stdout
-    for name in rows:
+    for name, row in rows.items():
         assert name in table
+        for preset in row["presets"]:
+            assert f"{name}:{preset}" in table
 
 
 def test_plan(folder):
@@ -147,6 +165,15 @@ def test_demo_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
         (("generate", "t1", "--top-p", "7"), "error: top-p must be in (0, 1], got 7"),
         (("generate", "t1", "--prefix", "²"), "error: prefix must be an integer >= 0 or \"prompt\", got '²'"),
         (("demo", "--policies", "beaconkv,snap"), "error: unknown policy 'snap'"),
+        (("demo", "--policies", "rkv:best"), "error: policy 'rkv' has no preset 'best'; it has paper, code"),
+        (
+            ("generate", "t1", "--policy", "rkv:paper", "--budget", "64"),
+            "error: rkv:paper evicts once in every=128 steps, which budget=64 does not allow",
+        ),
+        (
+            ("generate", "t1", "--policy", "rpc:growing-1024", "--budget", "64"),
+            "error: rpc:growing-1024 has a schedule of its own: budget must be None or 1024, got 64",
+        ),
         (("plan", "FOLDER", "--memory", "nan"), "error: memory_gib must be positive, got nan"),
         (("plan", "EMPTY"), "has no config.json"),
         (("plan", "nothing-known"), "error: unknown model 'nothing-known': choose a bundled one"),

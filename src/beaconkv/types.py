@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+FREE = 2**31 - 1
+"""The position of a slot that holds no entry (int32): later than any query, so none sees it."""
+
 RotaryFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x (R, heads, n, D), cos (R, n, D_rot), sin (R, n, D_rot)) -> rotated x. Linear in x and in (cos, sin)."""
 
@@ -74,7 +77,8 @@ class CacheView:
 
     Attributes:
         keys, values: (R, H_kv, N, D), keys rotated at their original positions.
-        positions: (R, H_kv, N) int32, logical position of each entry (0-based, never reset).
+        positions: (R, H_kv, N) int32, logical position of each entry (0-based, never reset). FREE where a row
+            has no entry, which only policies meet that set ``observes_free_slots``.
         now: (R,) int64, logical position of the newest token.
         rope: the model's rope at ``now``, one step.
         params: how the layer computes its logits.

@@ -22,7 +22,7 @@ def test_make_policy():
     ("name", "settings", "message"),
     [
         ("beacon", {}, "unknown policy 'beacon'; choose from beaconkv, full"),
-        ("beaconkv", dict(n_beacons=3), "no setting 'n_beacons'; it has n_recent, n_beacon"),
+        ("beaconkv", dict(n_beacons=3), "no setting 'n_beacons'; it has n_recent, .*, n_beacon, sample_chunk"),
         ("full", dict(n_recent=3), "no setting 'n_recent'; it has none"),
         ("beaconkv", dict(n_recent=0), "beaconkv: n_recent must be an integer >= 1, got 0"),
         ("beaconkv", dict(n_beacon=-1), "beaconkv: n_beacon must be an integer >= 0, got -1"),

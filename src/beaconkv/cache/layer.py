@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
-from ..types import AttentionParams, CacheView, EvictionEvent, Rope, Rows, group_rows
+from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, Rows, group_rows
 from .schedule import EvictionSchedule
 from .slab import EntrySlab
 
@@ -112,7 +112,7 @@ class BoundedLayer:
         if self.schedule.budget is not None:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
-        self._slots = self._capacity(prompts)
+        self._slots = self._capacity(prompts, [0] * len(prompts))
         self.slab = EntrySlab(keys, values, self._slots)
         self.prompts, self.num_evictions = list(prompts), [0] * len(prompts)
         self.state = self.policy.new_state(len(prompts))
@@ -132,12 +132,17 @@ class BoundedLayer:
         if self.schedule.budget is not None:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
-            self._slots = max(self._slots, self._capacity(prompts))  # rows may have been dropped: no slab shrinks
-            self.slab.reserve(self._slots)
+            self._reserve(self._capacity(prompts, self.num_evictions))
         self.prompts = prompts
 
-    def _capacity(self, prompts: list[int]) -> int | None:
-        return None if self.schedule.budget is None else max(self.schedule.full_at(p) for p in prompts)
+    def _capacity(self, prompts: list[int], evictions: list[int]) -> int | None:
+        if self.schedule.budget is None:
+            return None
+        return max(self.schedule.full_at(p, e) for p, e in zip(prompts, evictions, strict=True))
+
+    def _reserve(self, slots: int) -> None:
+        self._slots = max(self._slots, slots)  # rows may have been dropped: no slab shrinks
+        self.slab.reserve(self._slots)
 
     @property
     def state_bytes(self) -> int:
@@ -229,14 +234,22 @@ class BoundedLayer:
                     self._store_chunk(chunk, rows, queries, rope, params)
             return
         left = [self._until_full(row, length) for row, length in enumerate(self.slab.lengths)]
-        if self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
+        everyone = Rows(list(range(len(left))))
+        if self.policy.observes_entries and self.policy.observes_free_slots:
+            slab, size = self.slab, self.slab.longest
+            held = slab.positions[:, :, :size]
+            if (valid := slab.valid(size)) is not None:
+                held = held.masked_fill(~valid.unsqueeze(1), FREE)
+            view = self._view(everyone, rope, params, [slab.keys[:, :, :size], slab.values[:, :, :size], held])
+            self.state.observe(queries, rope, left, everyone, view)
+        elif self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
             every = [self._group_key(row) for row in range(len(left))]
             for _, rows in group_rows(every, queries.device):
                 view = self._view(rows, rope.of_rows(rows), params)
                 own_left = [left[row] for row in rows.numbers]
                 self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
         else:
-            self.state.observe(queries, rope, left, Rows(list(range(len(left)))), None)
+            self.state.observe(queries, rope, left, everyone, None)
         if min(left) <= 0:
             keys = [self._group_key(row) if n <= 0 else None for row, n in enumerate(left)]
             for key, rows in group_rows(keys, queries.device):
@@ -282,12 +295,13 @@ class BoundedLayer:
         Args:
             stored: whether the view's entries are those of the slab, or a copy that was never stored.
         """
-        rows, prompt = view.rows, self.prompts[view.rows.numbers[0]]
+        rows, first = view.rows, view.rows.numbers[0]
+        prompt = self.prompts[first]
         scores = self.policy.score(view, self.state)
         keep = ops.select_entries(
             scores,
             view.positions,
-            self.schedule.kept_for(prompt),
+            self.schedule.kept_for(prompt, self.num_evictions[first]),
             prefix=self.schedule.prefix_for(prompt),
             protect=self.schedule.protect,
         )
@@ -299,6 +313,8 @@ class BoundedLayer:
         self.state.evicted(source, rows)
         for row in rows.numbers:
             self.num_evictions[row] += 1
+        if self.schedule.growth:
+            self._reserve(self._capacity(self.prompts, self.num_evictions))
         self.entries_dropped += (scores.shape[-1] - keep.shape[-1]) * scores.shape[0] * scores.shape[1]
         if event is not None:
             self.on_evict(event)
@@ -325,14 +341,16 @@ class BoundedLayer:
         now = rows.take(slab.num_seen_on_device).long() - 1
         return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows)
 
+    def _full_at(self, row: int) -> int | None:
+        return self.schedule.full_at(self.prompts[row], self.num_evictions[row])
+
     def _until_full(self, row: int, length: int) -> int:
-        full_at = self.schedule.full_at(self.prompts[row])
+        full_at = self._full_at(row)
         return NEVER if full_at is None else full_at - length
 
     def _group_key(self, row: int) -> Hashable:
         """Rows with equal keys hold as many entries, and are evicted alike."""
-        prompt = self.prompts[row]
-        plan = self.schedule.prefix_for(prompt), self.schedule.full_at(prompt)
+        plan = self.schedule.prefix_for(self.prompts[row]), self._full_at(row)
         return self.slab.lengths[row], plan, self.state.row_key(row)
 
     def select_rows(self, index: Tensor) -> None:
@@ -355,7 +373,7 @@ class BoundedLayer:
         self.slab.check_integrity()
         for row, length in enumerate(self.slab.lengths):
             prompt, seen = self.prompts[row], self.slab.num_seen[row]
-            full_at = self.schedule.full_at(prompt)
+            full_at = self._full_at(row)
             assert full_at is None or length < full_at, (row, length, full_at)
             held = self.slab.positions[row, :, :length].sort(dim=-1).values
             prefix, protect = min(self.schedule.prefix_for(prompt), length), min(self.schedule.protect, length)

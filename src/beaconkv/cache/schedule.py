@@ -21,6 +21,8 @@ class EvictionSchedule:
         protect: last entries never evicted: a number, or "half" of budget_min, which it then becomes.
         prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
             a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
+        growth: entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
+            counted from 0, comes at B_max + k * growth and leaves B_min + k * growth.
 
     "The prompt" is everything that comes before the first step of a single token.
 
@@ -34,6 +36,7 @@ class EvictionSchedule:
     prefix: int | str = 4
     protect: int | str = 32
     prefill_chunk: int | None = None
+    growth: int = 0
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -44,9 +47,11 @@ class EvictionSchedule:
             _require("protect", self.protect, 0, ' or "half"')
         if self.prefill_chunk is not None:
             _require("prefill_chunk", self.prefill_chunk, 1, " or None")
+        _require("growth", self.growth, 0)
         if self.budget is None:
-            if self.budget_min is not None:
-                raise ValueError(f"budget_min={self.budget_min} has no meaning without a budget")
+            for name, none in (("budget_min", None), ("growth", 0)):
+                if getattr(self, name) != none:
+                    raise ValueError(f"{name}={getattr(self, name)} has no meaning without a budget")
             if self.protect == "half":
                 object.__setattr__(self, "protect", 0)
             return
@@ -77,26 +82,27 @@ class EvictionSchedule:
             return prompt
         return prompt if self.prefix == "prompt" else self.prefix
 
-    def full_at(self, prompt: int) -> int | None:
-        """Entries at which a row with such a prompt is evicted; None: never."""
+    def full_at(self, prompt: int, evictions: int = 0) -> int | None:
+        """Entries at which a row with such a prompt is evicted, after so many evictions; None: never."""
         if self.budget is None:
             return None
-        return self.budget + (prompt if self.scope == "output" else 0)
+        return self.budget + evictions * self.growth + (prompt if self.scope == "output" else 0)
 
-    def kept_for(self, prompt: int) -> int:
-        """Entries left after an eviction of a row with such a prompt.
+    def kept_for(self, prompt: int, evictions: int = 0) -> int:
+        """Entries left after the next eviction of a row with such a prompt, which had so many before.
 
         Raises:
             ValueError: the prompt is the protected prefix and leaves no room within the budget.
         """
+        budget_min = self.budget_min + evictions * self.growth
         if self.scope == "output":
-            return self.budget_min + prompt
-        if self.prefix == "prompt" and prompt + self.protect > self.budget_min:
+            return budget_min + prompt
+        if self.prefix == "prompt" and prompt + self.protect > budget_min:
             raise ValueError(
-                f"prompt of {prompt} tokens as prefix + protect {self.protect} exceed budget_min {self.budget_min}: "
+                f"prompt of {prompt} tokens as prefix + protect {self.protect} exceed budget_min {budget_min}: "
                 'choose a larger budget, prefix=<number>, or scope="output"'
             )
-        return self.budget_min
+        return budget_min
 
 
 def _protected(protect: int | str, budget_min: int) -> int:

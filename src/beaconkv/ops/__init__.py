@@ -5,26 +5,39 @@ replaces its reference in this file only.
 """
 
 from .checks import require_finite
+from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
 from .compaction import fill_holes, fill_holes_source, gather_entries
+from .redundancy import key_redundancy
 from .rope import apply_half, apply_identity, apply_interleaved, rotate, unrotate
-from .sampling import cosine_matrix, farthest_point_sampling
-from .scoring import POOLS, attention_weights, observation_scores
+from .sampling import cosine_matrix, farthest_point_sampling, unit_vectors
+from .scoring import POOLS, attention_weights, group_attention_weights, observation_scores, pool
 from .selection import select_entries
+from .smoothing import POSITION_POOLS, pool_positions
 
 __all__ = [
     "POOLS",
+    "POSITION_POOLS",
     "apply_half",
     "apply_identity",
     "apply_interleaved",
     "attention_weights",
     "cosine_matrix",
     "farthest_point_sampling",
+    "farthest_points",
     "fill_holes",
     "fill_holes_source",
     "gather_entries",
+    "group_attention_weights",
+    "key_redundancy",
+    "nearest_queries",
     "observation_scores",
+    "pool",
+    "pool_positions",
     "require_finite",
     "rotate",
     "select_entries",
+    "spherical_kmeans",
+    "take_queries",
+    "unit_vectors",
     "unrotate",
 ]

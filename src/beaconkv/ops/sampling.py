@@ -8,15 +8,20 @@ from torch import Tensor
 from .checks import require_finite
 
 
+def unit_vectors(x: Tensor) -> Tensor:
+    """x (..., D) of any float dtype -> vectors of length 1, float32. A zero vector stays zero."""
+    x = x.float()
+    # Scaling by the largest component first keeps tiny vectors from underflowing in the norm.
+    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    return x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
 def cosine_matrix(x: Tensor) -> Tensor:
     """Cosine similarity of every pair: x (..., N, D) -> (..., N, N) float32.
 
     A zero vector has cosine 0 with everything.
     """
-    x = x.float()
-    # Scaling by the largest component first keeps tiny vectors from underflowing in the norm.
-    x = x / x.abs().amax(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-    unit = x / x.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    unit = unit_vectors(x)
     cos = unit @ unit.transpose(-1, -2)
     # A query's cosine to itself is exactly 1 (0 for the zero vector): rounding there would break ties.
     cos.diagonal(dim1=-2, dim2=-1).copy_(unit.any(dim=-1))

@@ -39,20 +39,57 @@ def attention_weights(
     Raises:
         ValueError: H is not a multiple of H_kv.
     """
+    visible = _visible(query_positions, key_positions)
+    logits = _logits(queries, keys, params).masked_fill(~visible, -torch.inf)
+    return _softmax(logits, visible, _sinks(params, keys.shape[1]))
+
+
+def group_attention_weights(
+    queries: Tensor,
+    keys: Tensor,
+    params: AttentionParams,
+    query_positions: Tensor,
+    key_positions: Tensor,
+) -> Tensor:
+    """W[h, q, j] of a whole GQA group: softmax over j of the largest logit among its heads (R-KV).
+
+    Arguments and errors are those of :func:`attention_weights`. Learned sinks count by their maximum, too.
+
+    Returns:
+        (R, H_kv, n, N) float32.
+    """
+    visible = _visible(query_positions, key_positions)
+    logits = _logits(queries, keys, params).amax(dim=2, keepdim=True).masked_fill(~visible, -torch.inf)
+    sinks = _sinks(params, keys.shape[1])
+    return _softmax(logits, visible, None if sinks is None else sinks.amax(dim=2, keepdim=True)).squeeze(2)
+
+
+def _logits(queries: Tensor, keys: Tensor, params: AttentionParams) -> Tensor:
+    """(R, H_kv, G, n, N) float32."""
     rows, heads, n, dim = queries.shape
     kv_heads = keys.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
     grouped = queries.float().view(rows, kv_heads, heads // kv_heads, n, dim)
     logits = params.scaling * torch.einsum("rhgnd,rhkd->rhgnk", grouped, keys.float())
-    if params.softcap is not None:
-        logits = params.softcap * torch.tanh(logits / params.softcap)
-    visible = key_positions[:, :, None, None, :] <= query_positions[:, None, None, :, None]
-    logits = logits.masked_fill(~visible, -torch.inf)
-    if params.sinks is None:
+    return logits if params.softcap is None else params.softcap * torch.tanh(logits / params.softcap)
+
+
+def _visible(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """(R, H_kv, 1, n, N) bool: entries at or before the query."""
+    return key_positions[:, :, None, None, :] <= query_positions[:, None, None, :, None]
+
+
+def _sinks(params: AttentionParams, kv_heads: int) -> Tensor | None:
+    """(1, H_kv, G, 1, 1)."""
+    return None if params.sinks is None else params.sinks.float().view(1, kv_heads, -1, 1, 1)
+
+
+def _softmax(logits: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is None:
         total = logits.logsumexp(dim=-1, keepdim=True)
     else:
-        sinks = params.sinks.float().view(1, kv_heads, heads // kv_heads, 1, 1).expand(rows, -1, -1, n, 1)
+        sinks = sinks.expand(*logits.shape[:1], -1, -1, logits.shape[3], 1)
         total = torch.cat([logits, sinks], dim=-1).logsumexp(dim=-1, keepdim=True)
     return torch.where(visible, (logits - total).exp(), 0.0)
 

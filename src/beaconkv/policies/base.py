@@ -31,7 +31,7 @@ class LayerState:
         """See the queries of new tokens, each exactly once, after their attention was computed.
 
         A decode step passes all rows at once, whatever their keys (unless the policy sets
-        ``observes_entries``).
+        ``observes_entries`` without ``observes_free_slots``).
 
         Args:
             queries: (R, H, m, D) after RoPE, oldest first. Not to be kept: copy what must stay.
@@ -78,6 +78,9 @@ class EvictionPolicy(ABC):
     """False: the cache grows and no budget applies."""
     observes_entries: ClassVar[bool] = False
     """True: ``LayerState.observe`` gets the entries at every step, not the queries alone."""
+    observes_free_slots: ClassVar[bool] = False
+    """True, with ``observes_entries``: a decode step shows all rows at once, whatever their keys. Slots that a
+    shorter row has not filled are at position ``FREE``, and hold anything."""
     default_prefix: ClassVar[int] = 4
     default_protect: ClassVar[int | str] = 32
     presets: ClassVar[Mapping[str, Preset]] = {}

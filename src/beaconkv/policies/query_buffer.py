@@ -91,7 +91,7 @@ class QueryBuffer(LayerState):
             spill = fresh if leave else max(0, fresh + stay - self.n_recent)
             if spill:
                 # Past the boundary nothing else will reduce before the eviction.
-                self._join(self._fresh_before_rope(fresh, fresh - spill, rows), rows, reduce=leave == 0)
+                self._join(self.before_rope(fresh, fresh - spill, rows), rows, reduce=leave == 0)
             for start in range(0, leave, self.sample_chunk):
                 stop = min(start + self.sample_chunk, leave)
                 self._join(ops.unrotate(queries[:, :, start:stop], rope.steps(start, stop)), rows, reduce=True)
@@ -130,7 +130,7 @@ class QueryBuffer(LayerState):
 
     def _join_fresh(self, rows: Rows, reduce: bool) -> None:
         fresh = self.num_fresh[rows.numbers[0]]
-        self._join(self._fresh_before_rope(fresh, 0, rows), rows, reduce)
+        self._join(self.before_rope(fresh, 0, rows), rows, reduce)
         for row in rows.numbers:
             self.num_fresh[row] = 0
 
@@ -160,7 +160,8 @@ class QueryBuffer(LayerState):
         """Ring slots of the queries from ``first`` steps back (inclusive) to ``last``, oldest first."""
         return torch.arange(self.next - first, self.next - last, device=self.recent.device) % self.n_recent
 
-    def _fresh_before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
+    def before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
+        """(R, H, first - last, D) before RoPE: recent queries from ``first`` steps back to ``last``, oldest first."""
         slots = self._slots(first, last)
         rope = Rope(self.rope.cos.index_select(1, slots), self.rope.sin.index_select(1, slots), self.rope.apply)
         return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))

@@ -36,7 +36,7 @@ class BoundedCache(Cache, AnnouncedCache):
         policy: a spec (see :func:`beaconkv.parse_policy`) such as "beaconkv" or "rkv:code", or a policy object.
         budget: B_max, entries per layer and KV head. Must be None for policies that never evict, and may be
             for specs that bring their own.
-        budget_min, scope, prefix, protect, prefill_chunk: see :class:`beaconkv.EvictionSchedule`; what is
+        budget_min, scope, prefix, protect, prefill_chunk, growth: see :class:`beaconkv.EvictionSchedule`; what is
             None is what the spec recommends, or else the schedule's default.
         on_evict: called with an :class:`beaconkv.EvictionEvent` after each eviction of each layer.
 
@@ -56,12 +56,20 @@ class BoundedCache(Cache, AnnouncedCache):
         prefix: int | str | None = None,
         protect: int | str | None = None,
         prefill_chunk: int | None = None,
+        growth: int | None = None,
         on_evict: Callable[[EvictionEvent], None] | None = None,
     ) -> None:
         require_supported_release()
         spec = parse_policy(policy)
         self.policy = policy = spec.policy
-        chosen = dict(budget_min=budget_min, scope=scope, prefix=prefix, protect=protect, prefill_chunk=prefill_chunk)
+        chosen = dict(
+            budget_min=budget_min,
+            scope=scope,
+            prefix=prefix,
+            protect=protect,
+            prefill_chunk=prefill_chunk,
+            growth=growth,
+        )
         self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
         layers, bounded = host_layers(model)
         for index in bounded:

@@ -1,0 +1,89 @@
+"""H2O: the heavy hitters, by all the attention they ever received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..types import CacheView, Rope, Rows, lasting_rows, lasting_zeros
+from .base import EvictionPolicy, LayerState
+from .presets import Preset
+
+PAPER = "Zhang et al., H2O, arXiv 2306.14048"
+BLOCK = 128
+"""Queries of a prompt whose weights exist at a time."""
+
+
+class ReceivedAttention(LayerState):
+    """Per entry, the attention weights of all queries since it came, summed over the heads of its group.
+
+    The sums are by slot and follow the compaction. Their tensor has as many slots as a row can hold.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.sums: Tensor | None = None  # (B, H_kv, slots) float32, 0 in free slots
+
+    def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
+        size, num_new = view.keys.shape[2], queries.shape[2]
+        if self.sums is None or size > self.sums.shape[2]:
+            self._reserve(view, size + max(0, *until_full))
+        received = 0
+        for start in range(0, num_new, BLOCK):
+            part = queries[:, :, start : start + BLOCK]
+            age = torch.arange(num_new - start, num_new - start - part.shape[2], -1, device=part.device) - 1
+            at = view.now.unsqueeze(1) - age
+            weights = ops.attention_weights(part, view.keys, view.params, at, view.positions)
+            received = received + weights.sum(dim=(2, 3))
+        if rows.index is None:
+            self.sums[:, :, :size] += received
+        else:
+            self.sums[rows.index, :, :size] += received
+
+    def _reserve(self, view: CacheView, slots: int) -> None:
+        new = lasting_zeros(view.keys, self.batch, view.keys.shape[1], slots, dtype=torch.float32)
+        if self.sums is not None:
+            new[:, :, : self.sums.shape[2]] = self.sums
+        self.sums = new
+
+    def evicted(self, source: Tensor, rows: Rows) -> None:
+        kept = ops.gather_entries(rows.take(self.sums), source)
+        free = self.sums.shape[2] - kept.shape[2]
+        rows.put(self.sums, 2, 0, kept)
+        rows.put(self.sums, 2, kept.shape[2], kept.new_zeros(*kept.shape[:2], free))
+
+    def select_rows(self, index: Tensor, numbers: list[int]) -> None:
+        self.batch = len(numbers)
+        if self.sums is not None:
+            self.sums = lasting_rows(self.sums, index)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.sums is None else self.sums.nbytes
+
+
+@dataclass(frozen=True)
+class H2O(EvictionPolicy, name="h2o"):
+    """Attention summed over all queries, those of the prompt included, and over the heads of the group.
+
+    Half of what stays is the newest entries, the other half the heavy hitters. The paper sums per query
+    head; here the heads of a GQA group share their entries, and so their sum. Weights are computed a
+    second time beside the model's attention, which gives none away.
+    """
+
+    source = f"{PAPER}, section 4"
+    observes_entries = True
+    observes_free_slots = True
+    default_protect = "half"
+    presets = {
+        "paper": Preset({}, f"{PAPER}, Algorithm 1", prefix=0, protect="half", every=1),
+    }
+
+    def new_state(self, batch: int) -> ReceivedAttention:
+        return ReceivedAttention(batch)
+
+    def score(self, view: CacheView, state: ReceivedAttention) -> Tensor:
+        return view.rows.take(state.sums)[:, :, : view.keys.shape[2]].clone()

@@ -1,0 +1,52 @@
+"""Which past queries stay, decided by their number alone: no row of a batch can disturb another."""
+
+from __future__ import annotations
+
+import random
+
+
+class EverySlot:
+    """All queries stay, in order."""
+
+    limit: int | None = None
+    """Slots that are ever used; None: as many as there are queries."""
+
+    def slot(self, number: int) -> int | None:
+        """Where the query goes that leaves the recent ones as the ``number``-th; None: it is forgotten."""
+        return number
+
+    def filled(self, count: int) -> int:
+        """Slots in use after so many."""
+        return count
+
+
+class FirstSlots(EverySlot):
+    """The first ``limit`` queries stay."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def slot(self, number: int) -> int | None:
+        return number if number < self.limit else None
+
+    def filled(self, count: int) -> int:
+        return min(count, self.limit)
+
+
+class Reservoir(FirstSlots):
+    """``limit`` queries, uniformly at random among all that came (reservoir sampling).
+
+    The draws depend on the seed and the query's number alone, so every row, head and layer of a batch
+    remembers the same steps as it would alone.
+    """
+
+    def __init__(self, limit: int, seed: int) -> None:
+        super().__init__(limit)
+        self.random, self.slots = random.Random(seed), []
+
+    def slot(self, number: int) -> int | None:
+        while len(self.slots) <= number:
+            seen = len(self.slots)
+            drawn = seen if seen < self.limit else self.random.randrange(seen + 1)
+            self.slots.append(drawn if drawn < self.limit else None)
+        return self.slots[number]
