@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beaconkv import BoundedCache, policies
-from beaconkv.evaluation.cells import make_cells
+from beaconkv.evaluation.cells import Cell, make_cells
 from beaconkv.evaluation.fidelity import FidelitySettings, measure, work
 from beaconkv.evaluation.head import OutputHead
 from beaconkv.evaluation.reference import bounded_layers, sampled_steps
@@ -73,16 +73,16 @@ def test_a_record_is_what_the_oracle_finds(family):
         assert record["evictions"] > 10
 
 
-SPECS = [name for name, cls in policies().items() if cls.evicts] + ["rpc:growing", "rkv:code"]
+CELLS = [Cell(name, 48, {"protect": 8}) for name, cls in policies().items() if cls.evicts]
+CELLS += [Cell("rkv:code", 160), Cell("rpc", 48, {"protect": 8, "growth": 5})]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_method(spec):
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.policy}-{cell.overrides}")
+def test_every_method(cell):
     model, sample = tiny("llama", "eager"), text(50, 190)
-    cells = make_cells([spec], [160 if ":" in spec else 48], protect=None if ":" in spec else 8)
-    for cell, record in zip(cells, measure(model, [sample], cells), strict=True):
-        assert_alike(record, oracle(model, cell, sample, 8, 0))
-        assert (record["policy"], record["budget"]) == (spec, cell.schedule.budget)
+    (record,) = measure(model, [sample], [cell])
+    assert_alike(record, oracle(model, cell, sample, 8, 0))
+    assert record["evictions"] > 0
 
 
 @settings(max_examples=15)
@@ -215,6 +215,8 @@ def test_cells_and_settings_refuse_early():
     assert [(c.policy, c.budget) for c in make_cells(["full", "beaconkv", "recent:16"], [64, 96])] == [
         ("full", None), ("beaconkv", 64), ("beaconkv", 96), ("recent:16", 64), ("recent:16", 96),
     ]  # fmt: skip
+    (own,) = make_cells(["rpc:growing-1024"], [64, 96])  # it brings its own budget
+    assert (own.budget, own.schedule.scope) == (1024, "output")
     for arguments, message in [
         ((["best"], [64]), "unknown policy 'best'"),
         ((["beaconkv"], [30]), "leave no room"),
