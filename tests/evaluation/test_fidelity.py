@@ -85,7 +85,7 @@ def test_every_method(cell):
     assert record["evictions"] > 0
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 90)), min_size=1, max_size=4),
     budget=st.integers(24, 60),
@@ -114,7 +114,7 @@ def test_nothing_is_lost_where_nothing_is_evicted(policies):
     model = tiny("llama")
     texts = [text(9, 200), text(40, 160, seed=1)]
     for record in measure(model, texts, make_cells(policies, [256])):
-        assert abs(record["kl"]) < 1e-6
+        assert 0 <= record["kl"] < 1e-6
         assert record["agreement"] == 1
         assert record["mass_lost"] == 0
         assert record["evictions"] == 0

@@ -165,7 +165,7 @@ def _measure_batch(
                 "schedule": vars(cell.schedule),
                 "prompt_tokens": text.prompt_length,
                 "tokens": n,
-                "kl": kl,
+                "kl": max(kl, 0.0),  # rounding may leave -1e-9
                 "agreement": agreement,
                 "nll_full": nll_full,
                 "nll": nll,
