@@ -93,4 +93,4 @@ def test_bad_prompts_are_refused():
         write(tiny(), [[1], []], Sampling(3))
     with pytest.raises(ValueError, match="2 prompts need as many seeds, got 1"):
         write(tiny(), [[1], [2]], Sampling(3), seeds=[1])
-    assert VOCAB == tiny().config.vocab_size
+    assert tiny().config.vocab_size == VOCAB

@@ -8,6 +8,7 @@ import typer
 from .. import __version__
 from .demo import demo
 from .evaluate import evaluate
+from .fidelity import fidelity
 from .figure import figure
 from .generate import generate
 from .plan import plan
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, policies, plan, demo, figure):
+for command in (generate, policies, plan, demo, fidelity, figure):
     app.command()(command)
 app.command("eval")(evaluate)
 

@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..evaluation import load_tasks, read_records, summarize
+from ..evaluation.cells import make_cells
 from ..evaluation.decoding import Sampling
-from ..evaluation.run import KEY, Batch, Evaluation, make_cells
+from ..evaluation.run import KEY, Batch, Evaluation
 from ..evaluation.summary import ALL, first_wrong
 from ..models import load
 from ..provenance import provenance
@@ -95,13 +96,13 @@ def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings
         path = evaluation.execute(out, started, lambda done: progress.advance(bar, done))
     wanted = {batch.key(problem) for batch in evaluation.batches() for problem in batch.problems}
     records = [record for record in read_records(path) if tuple(record[k] for k in KEY) in wanted]
-    order = {(cell.spec.spec, cell.budget): i for i, cell in enumerate(evaluation.cells)}
+    order = {(cell.policy, cell.budget): i for i, cell in enumerate(evaluation.cells)}
     records.sort(key=lambda r: order[r["policy"], r["budget"]])
     wrong = [{"policy": p, "budget": b, **kinds} for (p, b), kinds in first_wrong(records).items()]
     result = {
         "rows": summarize(records, reference),
         "first_wrong": wrong,
-        "schedules": [{"policy": c.spec.spec, "budget": c.budget, **c.schedule} for c in evaluation.cells],
+        "schedules": [{"policy": c.policy, **vars(c.schedule)} for c in evaluation.cells],
         "settings": evaluation.settings() | {"runs": evaluation.runs, "reference": reference},
         "seconds": round(time.perf_counter() - start, 1),
         **provenance(seed=evaluation.seed, **settings),

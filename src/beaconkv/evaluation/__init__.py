@@ -1,4 +1,4 @@
-"""Tasks, grading, intervals and results on disk.
+"""How well a bounded cache serves: measured against the full cache, and against answers.
 
 Importing is cheap: what needs a model is in ``decoding`` and ``run``, and math-verify is not loaded before the
 first mathematical answer is compared.

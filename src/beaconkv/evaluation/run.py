@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..cache import EvictionSchedule
-from ..integrations.transformers import BoundedCache
-from ..policies import PolicySpec, parse_policy
+from .cells import Cell
 from .decoding import Sampling, Written, write_answers
 from .problems import Problem
 from .records import RecordFile
@@ -24,57 +22,6 @@ from .repetition import repetition_loop
 from .tasks import Task
 
 KEY = ("policy", "budget", "task", "problem", "run")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One method at one budget.
-
-    Attributes:
-        spec: parsed; ``spec.spec`` is the name in results.
-        budget: B_max, or None for methods that need none.
-        schedule: arguments of a BoundedCache beside the budget.
-    """
-
-    spec: PolicySpec
-    budget: int | None
-    schedule: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """For people: ``beaconkv at 256``."""
-        return self.spec.spec if self.budget is None else f"{self.spec.spec} at {self.budget}"
-
-
-def make_cells(policies: Sequence[str], budgets: Sequence[int], **chosen: Any) -> list[Cell]:
-    """All methods at all budgets; a method that never evicts, or brings its own budget, once.
-
-    Args:
-        policies: specs, see :func:`beaconkv.parse_policy`.
-        budgets: B_max in entries.
-        chosen: prefix, protect, budget_min or scope that win over what a method recommends; None: no choice.
-
-    Raises:
-        ValueError: anything unknown or impossible, by name; a method or budget given twice.
-    """
-    for what, values in (("policy", policies), ("budget", budgets)):
-        twice = {value for value in values if list(values).count(value) > 1}
-        if twice:
-            raise ValueError(f"{what} given twice: {', '.join(map(str, sorted(twice)))}")
-    cells = []
-    for text in policies:
-        spec = parse_policy(text)
-        if not spec.policy.evicts:
-            cells.append(Cell(spec, None, {}))
-            continue
-        own = spec.fixed.get("budget")
-        if own is None and not budgets:
-            raise ValueError(f"policy {text!r} needs at least one budget")
-        for budget in budgets if own is None else (own,):
-            arguments = spec.schedule_arguments(budget, **chosen)
-            EvictionSchedule(budget, **arguments)  # refuses what leaves no room before anything takes time
-            cells.append(Cell(spec, budget, arguments))
-    return cells
 
 
 @dataclass(frozen=True)
@@ -89,7 +36,7 @@ class Batch:
 
     def key(self, problem: Problem) -> tuple[Any, ...]:
         """The key of one of its samples."""
-        return self.cell.spec.spec, self.cell.budget, self.task.name, problem.id, self.run
+        return self.cell.policy, self.cell.budget, self.task.name, problem.id, self.run
 
 
 class Evaluation:
@@ -98,7 +45,7 @@ class Evaluation:
     Args:
         loaded: model and tokenizer.
         tasks: see :func:`beaconkv.evaluation.load_tasks`.
-        cells: see :func:`make_cells`.
+        cells: see :func:`beaconkv.evaluation.cells.make_cells`.
         sampling: max_new_tokens may be lowered by a task that knows its longest answer.
         runs: samples of each problem.
         seed: of the sampling.
@@ -183,7 +130,7 @@ class Evaluation:
         prompts = [self.prompts[task.name, p.id] for p in batch.problems]
         seeds = [_seed_of(self.seed, task.name, p.id, batch.run) for p in batch.problems]
         start = time.perf_counter()
-        with BoundedCache(self.model, cell.spec.policy, cell.budget, **cell.schedule) as cache:
+        with cell.new_cache(self.model) as cache:
 
             def done(written: Written) -> None:
                 problem = batch.problems[written.row]
