@@ -4,13 +4,16 @@ PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo test lint bench setup models clean
+.PHONY: help demo demo-text test lint bench setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
 
-demo: .venv/ready  ## the bundled comparison: full cache against beaconkv on a real model
+demo: .venv/ready  ## the bundled reasoner: exact answers of several methods at small budgets, with a picture
 	.venv/bin/beaconkv demo
+
+demo-text: .venv/ready  ## a real model (SmolLM2-135M) on word problems: full cache against small ones
+	.venv/bin/beaconkv compare
 
 test: lint .venv/ready .venv-tf4/ready models  ## every test, with the newest and the oldest supported transformers
 	@echo "== transformers 5.x"

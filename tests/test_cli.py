@@ -128,9 +128,9 @@ def test_plan(folder):
     assert "saves memory for sequences of" in table
 
 
-def test_demo_writes_a_table_and_a_file(folder, tmp_path):
-    out = tmp_path / "sub" / "demo.json"
-    result = run("demo", "-m", folder, "--budget", 48, "--tokens", 40, "--out", out)
+def test_compare_writes_a_table_and_a_file(folder, tmp_path):
+    out = tmp_path / "sub" / "compare.json"
+    result = run("compare", "-m", folder, "--budget", 48, "--tokens", 40, "--out", out)
     document = json.loads(out.read_text())
     full, bounded = document["rows"][:2]
     assert full["stats"]["evictions"] == 0
@@ -141,9 +141,9 @@ def test_demo_writes_a_table_and_a_file(folder, tmp_path):
     assert "beaconkv" in result.stdout
 
 
-def test_demo_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
-    out = tmp_path / "demo.json"
-    run("demo", "-m", folder, "--budget", 4096, "--tokens", 30, "--policies", "beaconkv", "--out", out)
+def test_compare_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
+    out = tmp_path / "compare.json"
+    run("compare", "-m", folder, "--budget", 4096, "--tokens", 30, "--policies", "beaconkv", "--out", out)
     row = json.loads(out.read_text())["rows"][1]
     assert row["agreement"] == 1.0
     assert row["same_until"] == [30, 30, 30]
@@ -164,8 +164,8 @@ def test_demo_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
         (("generate", "t1", "--prompt-file", "nowhere.txt"), "nowhere.txt"),
         (("generate", "t1", "--top-p", "7"), "error: top-p must be in (0, 1], got 7"),
         (("generate", "t1", "--prefix", "²"), "error: prefix must be an integer >= 0 or \"prompt\", got '²'"),
-        (("demo", "--policies", "beaconkv,snap"), "error: unknown policy 'snap'"),
-        (("demo", "--policies", "rkv:best"), "error: policy 'rkv' has no preset 'best'; it has paper, code"),
+        (("compare", "--policies", "beaconkv,snap"), "error: unknown policy 'snap'"),
+        (("compare", "--policies", "rkv:best"), "error: policy 'rkv' has no preset 'best'; it has paper, code"),
         (
             ("generate", "t1", "--policy", "rkv:paper", "--budget", "64"),
             "error: rkv:paper evicts once in every=128 steps, which budget=64 does not allow",
@@ -218,7 +218,7 @@ def test_long_paragraphs_keep_the_status_on_the_screen():
 
 def test_version_and_help():
     assert run("--version").stdout.strip() == __import__("beaconkv").__version__
-    for command in ("generate", "policies", "plan", "demo"):
+    for command in ("generate", "policies", "plan", "demo", "compare", "eval", "fidelity", "figure"):
         assert command in run("--help").stdout
 
 

@@ -55,16 +55,19 @@ class Recipe:
     batch_tokens: int = 10240
     repeat_until: float = 0.5
     lookup_until: float = 0.1
-    total_steps: int = 4500
-    decay_steps: int = 600
+    total_steps: int = 1650
+    decay_steps: int = 450
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     weight_decay: float = 0.01
     raise_at: float = 0.8
     window: int = 30
+    late_level: int = 8
+    late_raise_at: float = 0.4
+    late_window: int = 12
     early_window: int = 20
     bf16: bool = True
-    threads: int = 1
+    threads: int = 2
 
 
 def build_model(recipe: Recipe) -> Qwen3ForCausalLM:
@@ -266,7 +269,9 @@ class Training:
         """On to the next stage or level, if the last steps went well enough."""
         recipe, early = self.recipe, self.stage != "tasks"
         self.recent.append(loss if early else right)
-        window = recipe.early_window if early else recipe.window
+        # Long chains are rarely right in every character before the rate decays: from some level on, less will do.
+        late = self.level >= recipe.late_level
+        window = recipe.early_window if early else recipe.late_window if late else recipe.window
         mean = sum(list(self.recent)[-window:]) / window
         if len(self.recent) < window:
             return
@@ -274,7 +279,7 @@ class Training:
             if mean <= (recipe.repeat_until if self.stage == "repeat" else recipe.lookup_until):
                 self.stage = STAGES[STAGES.index(self.stage) + 1]
                 self.recent.clear()
-        elif mean >= recipe.raise_at and self.level < LEVELS:
+        elif mean >= (recipe.late_raise_at if late else recipe.raise_at) and self.level < LEVELS:
             self.level += 1
             self.recent.clear()
 

@@ -136,6 +136,8 @@ def test_another_run_in_the_same_folder_is_refused(whole):
         run(whole, evaluation(runs=2, seed=1))
     with pytest.raises(ValueError, match="tasks"):
         run(whole, evaluation(tasks="machine", runs=2))
+    with pytest.raises(ValueError, match="schedule"):
+        run(whole, evaluation(runs=2, overrides=dict(protect=16, prefix=None)))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,16 @@ def test_other_refusals():
         load_tasks("plan,reasoning", 1)
     with pytest.raises(ValueError, match="no task named"):
         load_tasks(" , ", 1)
+
+
+def test_shorter_problems():
+    (short,), (whole,) = load_tasks("plan@0.5", 4), load_tasks("plan", 4)
+    assert short.name == "plan@0.5"
+    assert 0.4 < sum(p.meta["tokens"] for p in short.problems) / sum(p.meta["tokens"] for p in whole.problems) < 0.6
+    assert [task.name for task in load_tasks("reasoning@0.25", 1)][0] == "machine@0.25"
+    for bad in ("plan@", "plan@2", "plan@0", "plan@half"):
+        with pytest.raises(ValueError, match=r"the length of task 'plan@.*' must be a number in .0, 1."):
+            load_tasks(bad, 1)
 
 
 def test_a_file_of_problems(tmp_path):

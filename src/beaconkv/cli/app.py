@@ -6,6 +6,7 @@ import transformers
 import typer
 
 from .. import __version__
+from .compare import compare
 from .demo import demo
 from .evaluate import evaluate
 from .fidelity import fidelity
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, policies, plan, demo, fidelity, figure):
+for command in (generate, policies, plan, demo, compare, fidelity, figure):
     app.command()(command)
 app.command("eval")(evaluate)
 

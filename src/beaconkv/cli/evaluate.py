@@ -25,7 +25,8 @@ from .common import console, messages, parse_count, print_json, report, split
 def evaluate(
     model: str = typer.Option("reasoner", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
     task: str = typer.Option(
-        "reasoning", help="machine, ledger, plan, search, reasoning (all four), or FILE.jsonl[:grader]; with commas."
+        "reasoning",
+        help="reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or FILE.jsonl[:grader]; with commas.",
     ),
     policies: str = typer.Option("full,beaconkv,rpc,snapkv,rkv,streaming_llm", help="Methods, with commas."),
     budgets: str = typer.Option("128,256,512", help="B_max in entries, with commas."),
@@ -52,7 +53,14 @@ def evaluate(
     sampling = Sampling(max_new_tokens, temperature, top_p)
     tasks = load_tasks(task, samples, seed)
     evaluation = Evaluation(
-        load(model, dtype, device, report), tasks, cells, sampling, runs=runs, seed=seed, batch_size=batch_size
+        load(model, dtype, device, report),
+        tasks,
+        cells,
+        sampling,
+        runs=runs,
+        seed=seed,
+        batch_size=batch_size,
+        overrides=chosen,
     )
     result = run_evaluation(evaluation, out, reference, model=model, dtype=dtype)
     if as_json:

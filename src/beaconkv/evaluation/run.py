@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Evaluation:
         runs: samples of each problem.
         seed: of the sampling.
         batch_size: problems that are computed together.
+        overrides: those the cells were made with; all samples of a folder must share them.
 
     Raises:
         ValueError: several runs without sampling would be copies of one.
@@ -65,6 +66,7 @@ class Evaluation:
         runs: int = 1,
         seed: int = 0,
         batch_size: int = 50,
+        overrides: Mapping[str, Any] | None = None,
     ) -> None:
         if runs < 1 or batch_size < 1:
             raise ValueError(f"runs and batch_size must be at least 1, got {runs} and {batch_size}")
@@ -73,6 +75,7 @@ class Evaluation:
         self.model, self.tokenizer = loaded
         self.tasks, self.cells, self.sampling = list(tasks), list(cells), sampling
         self.runs, self.seed, self.batch_size = runs, seed, batch_size
+        self.overrides = {name: value for name, value in (overrides or {}).items() if value is not None}
         self.prompts = {(t.name, p.id): self._encode(t, p) for t in tasks for p in t.problems}
         ends = self.model.generation_config.eos_token_id
         self.stop = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
@@ -86,6 +89,7 @@ class Evaluation:
             "sampling": asdict(self.sampling),
             "seed": self.seed,
             "batch_size": self.batch_size,
+            "schedule": self.overrides,
         }
 
     def batches(self) -> Iterator[Batch]:

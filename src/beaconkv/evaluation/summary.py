@@ -25,7 +25,7 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
 
         - accuracy, steps_right: mean, low, high (95%), see :func:`~beaconkv.evaluation.mean_interval`;
         - against: difference to the reference in accuracy and steps_right, with interval and verdict;
-        - tokens, evictions: means; capped, loops: shares; kv_bytes, state_bytes: the most of any row;
+        - prompt_tokens, tokens, evictions: means; capped, loops: shares; kv_bytes, state_bytes: the most of any row;
         - problems, samples, never_evicted: how many samples never reached the budget.
     """
     groups: dict[tuple[str, int | None, str], list[dict[str, Any]]] = {}
@@ -53,6 +53,7 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
                     against = row.setdefault("against", {"policy": reference})
                     against[name] = _short(asdict(difference)) | {"verdict": difference.verdict}
         row |= {
+            "prompt_tokens": round(fmean(r["prompt_tokens"] for r in group), 1),
             "tokens": round(fmean(r["tokens"] for r in group), 1),
             "evictions": round(fmean(r["evictions"] for r in group), 1),
             "capped": round(fmean(r["capped"] for r in group), 4),

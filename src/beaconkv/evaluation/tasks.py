@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,9 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
     """Tasks from a list like ``machine,search`` or ``reasoning`` or ``problems.jsonl:choice``.
 
     Args:
-        names: separated by commas: a reasoning task; "reasoning", all of them; or a JSONL file of problems,
-            with the name of a grader behind a colon (default: math).
+        names: separated by commas: a reasoning task; "reasoning", all of them; either with a length, as in
+            ``machine@0.5`` for half as many steps; or a JSONL file of problems, with the name of a grader behind
+            a colon (default: math).
         samples: problems of each task; None: a whole file, or 50 of a reasoning task.
         seed: of the reasoning problems, and of the sample drawn from a file.
 
@@ -48,10 +49,11 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
         raise ValueError(f"samples must be at least 1, got {samples}")
     tasks: list[Task] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
-        if name == "reasoning":
-            tasks += [_reasoning_task(kind, samples or 50, seed) for kind in reasoning.TASKS]
-        elif name in reasoning.TASKS:
-            tasks.append(_reasoning_task(name, samples or 50, seed))
+        kind, at, scale = name.partition("@")
+        if kind == "reasoning" or kind in reasoning.TASKS:
+            kinds = reasoning.TASKS if kind == "reasoning" else [kind]
+            length = _scale(name, scale) if at else 1.0
+            tasks += [_reasoning_task(kind, samples or 50, seed, length) for kind in kinds]
         else:
             tasks.append(_file_task(name, samples, seed))
     twice = {task.name for task in tasks if sum(task.name == other.name for other in tasks) > 1}
@@ -66,15 +68,28 @@ def _choices() -> str:
     return f"reasoning, {', '.join(reasoning.TASKS)}, or a .jsonl file of problems and answers"
 
 
-def _reasoning_task(kind: str, samples: int, seed: int) -> Task:
-    drawn = {f"{kind}/{seed}/{i}": reasoning.draw_problem(kind, f"{seed}/{i}") for i in range(samples)}
+def _scale(name: str, text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale <= 1:
+        raise ValueError(f"the length of task {name!r} must be a number in (0, 1], got {text!r}")
+    return scale
+
+
+def _reasoning_task(kind: str, samples: int, seed: int, length: float) -> Task:
+    full = reasoning.SIZES[kind]
+    size = replace(full, steps=max(1, round(full.steps * length)))
+    task = kind if length == 1 else f"{kind}@{length:g}"
+    drawn = {f"{task}/{seed}/{i}": reasoning.draw_problem(kind, f"{seed}/{i}", size) for i in range(samples)}
 
     def grade(problem: Problem, response: str, capped: bool) -> dict[str, Any]:
         return grade_chain(drawn[problem.id], response, capped)
 
     problems = [Problem(name, p.prompt, p.answer, {"tokens": len(p.chain)}) for name, p in drawn.items()]
     longest = max(len(p.chain) for p in drawn.values())
-    return Task(kind, problems, grade, chat=False, max_new_tokens=longest + longest // 8)
+    return Task(task, problems, grade, chat=False, max_new_tokens=longest + longest // 8)
 
 
 def grade_chain(problem: reasoning.ReasoningProblem, response: str, capped: bool) -> dict[str, Any]:
