@@ -18,8 +18,7 @@ from ..evaluation.texts import read_rows, tokenize
 from ..models import load
 from ..models.load import DTYPES
 from ..provenance import provenance
-from .common import console, human_bytes, messages, print_json, report
-from .generate import parse_count
+from .common import console, human_bytes, messages, parse_count, print_json, report, split
 
 EXPLAINED = (
     "KL: of the next-token distribution, full cache to this one, nats a token; [95% interval over texts].",
@@ -50,7 +49,7 @@ def fidelity(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
-    names = [name.strip() for name in policies.split(",") if name.strip()]
+    names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     cells = make_cells(names, _numbers(budgets), **limits, budget_min=budget_min, scope=scope)
     settings = FidelitySettings(rows=rows, mass_every=mass_every, seed=seed)
