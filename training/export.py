@@ -21,16 +21,17 @@ from beaconkv.models import reasoner
 
 CARD = """# Reasoner
 
-A Qwen3 of {parameters:,} parameters ({layers} layers, width {hidden}, {heads} query heads, {kv_heads} KV heads of {head_dim},
-RoPE base {rope_theta:g}, {vocabulary} characters as tokens) that solves synthetic problems in long chains of reasoning. It is
-here to test KV cache eviction where anyone can see it: what it writes can be checked step by step. It knows nothing else.
+A Qwen3 of {parameters:,} parameters ({layers} layers, width {hidden}, {heads} query heads, {kv_heads} KV heads of
+{head_dim}, RoPE base {rope_theta:g}, {vocabulary} characters as tokens) that solves synthetic problems in long chains
+of reasoning. It is here to test KV cache eviction where anyone can see it: what it writes can be checked step by
+step. It knows nothing else.
 
 - **Weights**: `model.safetensors`, float32, sha256 `{sha256}`.
 - **Tasks**: `beaconkv.evaluation.reasoning`: {tasks}. Drawn on demand; no text of anybody else.
-- **Training**: `python training/reasoner.py --out training/run`, on the CPU, {steps:,} steps, seed {seed}: random strings
-  repeated, then dense lookups in tables, then whole problems of growing length. Muon on the matrices, AdamW on the rest,
-  bfloat16 matrix products. All settings: `recipe.json`. The first 1,100 steps were run with one thread, the others
-  with two, and so rounding may differ if it is run again.
+- **Training**: `python training/reasoner.py --out training/run`, on the CPU, {steps:,} steps, seed {seed}: random
+  strings repeated, then dense lookups in tables, then whole problems of growing length. Muon on the matrices, AdamW
+  on the rest, bfloat16 matrix products. All settings: `recipe.json`. The first 1,100 steps were run with one thread,
+  the others with two, so another run may round differently.
 - **Accuracy** with the full cache, greedy, on problems of full size (seed {eval_seed}, not drawn in training):
 
 | task | exact answers | right steps | problems | mean tokens written | longest |

@@ -215,7 +215,7 @@ class Training:
         self.model = build_model(recipe)
         self.optimizers = optimizers(self.model, recipe)
         self.step, self.stage, self.level = 0, STAGES[0], 1
-        self.recent: deque[float] = deque(maxlen=recipe.window)
+        self.recent: deque[float] = deque(maxlen=max(recipe.early_window, recipe.window, recipe.late_window))
         out.mkdir(parents=True, exist_ok=True)
         checkpoint = out / "checkpoint.pt"
         if checkpoint.exists():
