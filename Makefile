@@ -4,7 +4,7 @@ PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench setup models clean
+.PHONY: help demo demo-text test lint bench sweep train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -25,8 +25,20 @@ lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 
+METHODS = full,beaconkv,rpc,snapkv,rkv,h2o,streaming_llm,tova,initial_recent,random_history,recent:16,recent:32,$\
+	kmeans_centroid,kmeans_nearest,naive_fps
+
+sweep: .venv/ready  ## docs/results.md: every method at five budgets on 200 problems; hours on two cores, resumes
+	.venv/bin/beaconkv eval --task reasoning@0.66 --samples 50 --policies $(METHODS) --budgets 64,128,256,448,704 \
+	    --out results/sweep
+	for name in fig6 fig7 fig8 table3 table6; do .venv/bin/beaconkv figure $$name results/sweep; done
+
 bench: .venv/ready  ## seconds a step and bytes, methods in turn
 	.venv/bin/python benchmarks/decode.py
+
+train: .venv/ready  ## the bundled reasoner from scratch: about an hour and a half on two cores, resumes
+	.venv/bin/python training/reasoner.py --out training/run
+	.venv/bin/python training/export.py --run training/run
 
 setup: .venv/ready .venv-tf4/ready  ## both environments
 

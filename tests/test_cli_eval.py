@@ -1,0 +1,89 @@
+"""beaconkv eval and demo as a user runs them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def run(*args, ok=True):
+    command = [sys.executable, "-W", "ignore", "-m", "beaconkv", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == ok, done.stderr + done.stdout
+    return done
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    out = tmp_path_factory.mktemp("eval")
+    arguments = ("eval", "--task", "plan@0.2,machine@0.1", "--samples", 4, "--policies", "full,streaming_llm,beaconkv")
+    return (
+        out,
+        (*arguments, "--budgets", "64,1024", "--out", out),
+        run(*arguments, "--budgets", "64,1024", "--out", out),
+    )
+
+
+def test_table_and_files(evaluated):
+    out, _, done = evaluated
+    assert "exact answers in %, 95% interval" in done.stdout
+    assert "(8 problems)" in done.stdout
+    for text in ("full", "streaming_llm", "beaconkv", "64", "1024"):
+        assert text in done.stdout
+    result = json.loads((out / "result.json").read_text())
+    assert len(result["rows"]) == 5 * 3
+    assert result["seed"] == 0
+    assert result["model"] == "reasoner"
+    assert result["command"][1:3] == ["eval", "--task"]
+    assert {"versions", "machine", "seconds", "schedules", "first_wrong"} <= result.keys()
+    full = next(row for row in result["rows"] if row["policy"] == "full" and row["task"] == "all")
+    assert full["accuracy"]["mean"] >= 0.75  # the reasoner reasons
+    assert full["steps_right"]["mean"] >= 0.75
+    assert (out / "samples.timing.jsonl").exists()
+
+
+def test_a_budget_that_was_never_reached_is_told(evaluated):
+    assert "beaconkv at 1024: nothing was evicted" in evaluated[2].stdout
+    assert "beaconkv at 64: nothing was evicted" not in evaluated[2].stdout
+
+
+def test_a_second_call_computes_nothing_and_tells_the_same(evaluated):
+    out, arguments, first = evaluated
+    before = (out / "samples.jsonl").read_bytes()
+    again = run(*arguments)
+    assert again.stdout == first.stdout
+    assert (out / "samples.jsonl").read_bytes() == before
+
+
+def test_demo(tmp_path):
+    options = ("--task", "plan@0.2", "--samples", 2, "--policies", "full,streaming_llm", "--budgets", "64")
+    done = run("demo", *options, "--out", tmp_path)
+    assert "(2 problems)" in done.stdout
+    assert (tmp_path / "fig8.png").read_bytes().startswith(b"\x89PNG")
+    assert "streaming_llm" in (tmp_path / "fig8.md").read_text()
+    document = json.loads(run("demo", *options, "--out", tmp_path, "--json").stdout)
+    assert {row["policy"] for row in document["rows"]} == {"full", "streaming_llm"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("eval", "--task", "maze"),
+            "error: unknown task 'maze': choose from reasoning, machine, ledger, plan, search",
+        ),
+        (("eval", "--policies", "beacon"), "error: unknown policy 'beacon'; choose from"),
+        (("eval", "--budgets", "64,many"), "error: budgets are whole numbers, with commas between them; got 'many'"),
+        (("eval", "--budgets", "20", "--policies", "beaconkv"), "error: budget=20, budget_min=17 leave no room"),
+        (("eval", "--runs", "2"), "error: runs=2 at temperature 0 would be copies of one run"),
+        (("eval", "--samples", "0"), "error: samples must be at least 1, got 0"),
+        (("eval", "-m", "no-such-model"), "error: unknown model 'no-such-model'"),
+        (("demo", "--task", "plan@7"), "error: the length of task 'plan@7' must be a number in (0, 1], got '7'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path):
+    done = run(*arguments, "--out", tmp_path, ok=False)
+    assert done.stderr.strip().startswith(message), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
