@@ -57,6 +57,8 @@ class Recipe:
     lookup_until: float = 0.1
     total_steps: int = 1650
     decay_steps: int = 450
+    polish_steps: int = 350
+    polish_rate: float = 0.4
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     weight_decay: float = 0.01
@@ -153,9 +155,9 @@ def lookups(rng: random.Random) -> tuple[str, list[bool]]:
     return text, graded
 
 
-def task(rng: random.Random, level: int) -> tuple[str, list[bool]]:
+def task(rng: random.Random, kinds: list[str], level: int) -> tuple[str, list[bool]]:
     """A problem of a level up to this one, half of them of this one; its whole chain is graded."""
-    kind = rng.choice(list(TASKS))
+    kind = rng.choice(kinds)
     at = (level if rng.random() < 0.5 else rng.randint(1, level)) / LEVELS
     full = SIZES[kind]
     most = max(1, round(full.most * min(1, 0.3 + at)))
@@ -176,7 +178,8 @@ def draw_batch(recipe: Recipe, step: int, stage: str, level: int) -> tuple[Tenso
         elif stage == "lookup" or rng.random() < 0.05:
             row = lookups(rng)
         else:
-            row = task(rng, level)
+            # Searches are the hardest: there are more of them when all else is settled.
+            row = task(rng, list(TASKS) if step < recipe.total_steps else [*TASKS, "search"], level)
         longest = max(longest, len(row[0]))
         if rows and longest * (len(rows) + 1) > most:
             break
@@ -202,9 +205,11 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """Factor on the learning rates: warm up, hold, and decay to nothing at the end."""
+    """Factor on the learning rates: warm up, hold, decay to nothing; then once more from a lower height."""
     left = recipe.total_steps - step
-    return min(1.0, (step + 1) / 50, max(left, 1) / recipe.decay_steps)
+    if left <= 0:
+        return recipe.polish_rate * max(left + recipe.polish_steps, 1) / recipe.polish_steps
+    return min(1.0, (step + 1) / 50, left / recipe.decay_steps)
 
 
 class Training:
@@ -319,7 +324,8 @@ def main() -> None:
     torch.set_num_threads(recipe.threads)
     training = Training(recipe, out)
     print(f"{sum(p.numel() for p in training.model.parameters()):,} parameters", flush=True)
-    training.run(min(until or recipe.total_steps, recipe.total_steps))
+    last = recipe.total_steps + recipe.polish_steps
+    training.run(min(until or last, last))
 
 
 if __name__ == "__main__":

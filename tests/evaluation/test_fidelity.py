@@ -133,6 +133,30 @@ def test_a_batch_gives_each_text_what_it_gives_alone():
         assert (a["rows"], b["rows"]) == (4, 1)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3-yarn"])
+@pytest.mark.parametrize("together", [2, 3, 99])
+def test_methods_side_by_side_find_what_each_finds_alone(family, together):
+    model = tiny(family)
+    names = [name for name, cls in policies().items() if cls.evicts and not name.startswith("kmeans")]
+    cells = make_cells([*names, "full"], [40, 56], protect=8)
+    texts = [text(30, 120), text(5, 70, 1), text(61, 131, 2)]
+    alone = measure(model, texts, cells, FidelitySettings(rows=3))
+    beside = measure(model, texts, cells, FidelitySettings(rows=3, together=together))
+    for a, b in zip(alone, beside, strict=True):
+        for name in ("text", "policy", "budget", "tokens", "evictions", "kv_bytes", "state_bytes", "peak_kv_bytes"):
+            assert a[name] == b[name], (a["policy"], name)
+        assert_alike(a, b, atol=1e-5)
+        assert a["tokens_per_second"] > 0
+        assert b["tokens_per_second"] is None
+
+
+def test_side_by_side_is_refused_where_it_cannot_work():
+    model = tiny("gemma3")
+    cells = make_cells(["beaconkv", "recent"], [40], protect=8)
+    with pytest.raises(ValueError, match="every layer is bounded"):
+        measure(model, [text(9, 30)], cells, FidelitySettings(together=2))
+
+
 def test_costs_are_those_of_the_cache():
     model, sample = tiny("llama"), text(100, 190)
     (cell,) = make_cells(["beaconkv"], [48], protect=8)

@@ -42,6 +42,7 @@ def fidelity(
     scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
     mass_every: int = typer.Option(8, help="Take the attention lost at one token in so many; 0: not at all."),
     rows: int = typer.Option(8, help="Texts that go through the model together."),
+    together: int = typer.Option(1, help="Methods and budgets side by side: faster, but no speed is measured."),
     dtype: str = typer.Option("float32", help="float32, bfloat16, float16 or auto."),
     device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
     seed: int = typer.Option(0, help="Of the tokens whose attention is taken, and of the intervals."),
@@ -52,7 +53,7 @@ def fidelity(
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     cells = make_cells(names, _numbers(budgets), **limits, budget_min=budget_min, scope=scope)
-    settings = FidelitySettings(rows=rows, mass_every=mass_every, seed=seed)
+    settings = FidelitySettings(rows=rows, together=together, mass_every=mass_every, seed=seed)
     if against is not None and against not in names:
         raise ValueError(f"against must be one of the policies {', '.join(names)}; got {against!r}")
     if dtype not in (*DTYPES, "auto"):
@@ -153,7 +154,7 @@ def _markdown(title: str, rows: list[dict[str, Any]], against: str | None) -> st
             "keys and values": human_bytes(row["kv_bytes"]),
             "their peak": human_bytes(row["peak_kv_bytes"]),
             "state": human_bytes(row["state_bytes"]),
-            "tokens/s": f"{row['tokens_per_second']:.1f}",
+            "tokens/s": "-" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:.1f}",
         }
         for row in rows
     ]

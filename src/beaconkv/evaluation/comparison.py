@@ -18,7 +18,7 @@ def compare(records: Sequence[dict[str, Any]], against: str | None = None, seed:
     Each of :data:`MEASURES` becomes {"mean", "low", "high"}: mean over texts and its 95% interval (bootstrap over
     texts; low and high are None for a single text), or None where it was not taken. ``difference`` holds the same of
     kl, agreement and mass_lost minus those of ``against`` at the same budget, text by text. :data:`COSTS`
-    are plain means.
+    are plain means, None where nobody knows.
 
     Args:
         records: from :func:`beaconkv.evaluation.fidelity.measure`.
@@ -41,7 +41,9 @@ def compare(records: Sequence[dict[str, Any]], against: str | None = None, seed:
         own = list(texts.values())
         row: dict[str, Any] = {"policy": policy, "budget": budget, "texts": len(own)}
         row |= {name: _of([r[name] for r in own], seed) for name in MEASURES}
-        row |= {name: sum(r[name] for r in own) / len(own) for name in COSTS}
+        for name in COSTS:
+            values = [r[name] for r in own if r[name] is not None]
+            row[name] = sum(values) / len(values) if values else None
         other = cells.get((against, budget)) if against != policy else None
         pairs = [(r, other[name]) for name, r in texts.items() if name in other] if other else []
         row["difference"] = {

@@ -10,7 +10,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from ..policies import parse_policy
 from .cells import Cell
 from .follow import follow
 from .head import OutputHead
+from .journal import Journal
 from .lost_mass import LostMass
 from .reference import Reference, read_reference, sampled_steps
 from .texts import Text
@@ -36,6 +39,8 @@ class FidelitySettings:
     Attributes:
         rows: texts that go through the model together. More is faster, and holds more references in memory:
             hidden states, keys and sampled queries of the whole text.
+        together: methods and budgets that go through the model side by side, which pays for its matrices once. Then
+            nobody knows the speed of one: ``tokens_per_second`` is None.
         chunk: tokens of a forward pass with the full cache.
         mass_every: attention mass is taken at one token in so many; 0: not at all.
         seed: chooses these tokens.
@@ -45,12 +50,13 @@ class FidelitySettings:
     """
 
     rows: int = 8
+    together: int = 1
     chunk: int = 512
     mass_every: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("rows", 1), ("chunk", 1), ("mass_every", 0)):
+        for name, least in (("rows", 1), ("together", 1), ("chunk", 1), ("mass_every", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
 
@@ -97,15 +103,15 @@ def measure(
         for text in texts:
             if cell.budget is not None:
                 cell.schedule.kept_for(text.prompt_length)
-    journal = _Journal(records)
+    journal = Journal(records)
     key = {(c, t): _key(label, settings, cell, text) for c, cell in enumerate(cells) for t, text in enumerate(texts)}
     head: OutputHead | None = None
     for start in range(0, len(texts), settings.rows):
         batch = sorted(range(start, min(start + settings.rows, len(texts))), key=lambda t: -texts[t].predictions)
         references: dict[int, Reference] = {}
-        for c, cell in enumerate(cells):
-            missing = [t for t in batch if key[c, t] not in journal.done]
-            advance(sum(texts[t].predictions for t in batch if t not in missing))
+        for group in _groups(cells, settings.together):
+            missing = [t for t in batch if any(key[c, t] not in journal.done for c in group)]
+            advance(len(group) * sum(texts[t].predictions for t in batch if t not in missing))
             if not missing:
                 continue
             if head is None:
@@ -116,9 +122,12 @@ def measure(
                     own = [step for step in steps if step < texts[t].predictions]
                     references[t] = read_reference(model, head, texts[t], own, settings.chunk)
             rows = [texts[t] for t in missing]
-            found = _measure_batch(model, head, cell, rows, [references[t] for t in missing], steps, advance)
-            for t, record in zip(missing, found, strict=True):
-                journal.append({"key": key[c, t], **record})
+            own_cells = [cells[c] for c in group]
+            found = _measure_batch(model, head, own_cells, rows, [references[t] for t in missing], steps, advance)
+            for c, records_of_cell in zip(group, found, strict=True):
+                for t, record in zip(missing, records_of_cell, strict=True):
+                    if key[c, t] not in journal.done:
+                        journal.append({"key": key[c, t], **record})
     return [journal.done[key[c, t]] for c in range(len(cells)) for t in range(len(texts))]
 
 
@@ -127,55 +136,67 @@ def work(texts: Sequence[Text], cells: Sequence[Cell]) -> int:
     return len(cells) * sum(text.predictions for text in texts)
 
 
+def _groups(cells: Sequence[Cell], together: int) -> list[list[int]]:
+    """Numbers of the cells that are measured side by side: those of one budget first, so that all grow alike."""
+    order = sorted(range(len(cells)), key=lambda c: (cells[c].budget or 0, c)) if together > 1 else range(len(cells))
+    return [list(order[start : start + together]) for start in range(0, len(cells), together)]
+
+
 def _measure_batch(
     model: nn.Module,
     head: OutputHead,
-    cell: Cell,
+    cells: list[Cell],
     texts: list[Text],
     references: list[Reference],
     steps: list[int],
     advance: Callable[[int], None],
-) -> list[dict[str, Any]]:
-    sums = torch.zeros(4, len(texts), dtype=torch.float64)
+) -> list[list[dict[str, Any]]]:
+    """The records of each cell and text."""
+    sums = torch.zeros(len(cells), 4, len(texts), dtype=torch.float64)
 
-    def take(first: int, hidden: Tensor) -> None:
-        num_steps, rows, dim = hidden.shape
+    def take(own_sums: Tensor, first: int, hidden: Tensor) -> None:
+        num_steps, rows, _ = hidden.shape
         full = torch.stack([references[row].hidden[first : first + num_steps] for row in range(rows)], dim=1)
         ends = [slice(text.prompt_length + first, text.prompt_length + first + num_steps) for text in texts[:rows]]
         target = torch.tensor([text.ids[end] for text, end in zip(texts, ends, strict=False)], device=hidden.device)
         parts = [t.flatten(0, 1).split(HEAD_TOKENS) for t in (full, hidden, target.T)]
         found = torch.cat([_compare(head, *part) for part in zip(*parts, strict=True)], dim=1)
-        sums[:, :rows] += found.view(4, num_steps, rows).sum(1, dtype=torch.float64).cpu()
+        own_sums[:, :rows] += found.view(4, num_steps, rows).sum(1, dtype=torch.float64).cpu()
         advance(num_steps * rows)
 
-    lost = LostMass(texts, references, steps) if steps else None
-    with cell.new_cache(model) as cache:
-        costs, seconds = follow(head.decoder, cache, texts, take, lost)
-    records = []
-    for row, text in enumerate(texts):
-        n = text.predictions
-        kl, agreement, nll_full, nll = (sums[:, row] / n).tolist()
-        if not math.isfinite(kl):
-            raise ValueError(f"text {text.name!r}, {cell.policy}: the model's logits are not finite")
-        records.append(
-            {
-                "text": text.name,
-                "policy": cell.policy,
-                "budget": cell.schedule.budget,
-                "schedule": vars(cell.schedule),
-                "prompt_tokens": text.prompt_length,
-                "tokens": n,
-                "kl": max(kl, 0.0),  # rounding may leave -1e-9
-                "agreement": agreement,
-                "nll_full": nll_full,
-                "nll": nll,
-                "mass_lost": lost.sums[row] / lost.counts[row] if lost and lost.counts[row] else None,
-                **vars(costs[row]),
-                "tokens_per_second": round(sum(t.predictions - 1 for t in texts) / seconds, 2),
-                "rows": len(texts),
-            }
-        )
-    return records
+    losses = [LostMass(texts, references, steps) for _ in cells] if steps else None
+    with ExitStack() as stack:
+        caches = [stack.enter_context(cell.new_cache(model)) for cell in cells]
+        costs, seconds = follow(head.decoder, caches, texts, [partial(take, own) for own in sums], losses)
+    speed = round(sum(t.predictions - 1 for t in texts) / seconds, 2) if len(cells) == 1 else None
+    return [
+        [
+            _record(cell, text, sums[c, :, row], losses and losses[c], row)
+            | vars(costs[c][row])
+            | {"tokens_per_second": speed, "rows": len(texts)}
+            for row, text in enumerate(texts)
+        ]
+        for c, cell in enumerate(cells)
+    ]
+
+
+def _record(cell: Cell, text: Text, sums: Tensor, lost: LostMass | None, row: int) -> dict[str, Any]:
+    kl, agreement, nll_full, nll = (sums / text.predictions).tolist()
+    if not math.isfinite(kl):
+        raise ValueError(f"text {text.name!r}, {cell.policy}: the model's logits are not finite")
+    return {
+        "text": text.name,
+        "policy": cell.policy,
+        "budget": cell.schedule.budget,
+        "schedule": vars(cell.schedule),
+        "prompt_tokens": text.prompt_length,
+        "tokens": text.predictions,
+        "kl": max(kl, 0.0),  # rounding may leave -1e-9
+        "agreement": agreement,
+        "nll_full": nll_full,
+        "nll": nll,
+        "mass_lost": lost.sums[row] / lost.counts[row] if lost and lost.counts[row] else None,
+    }
 
 
 def _compare(head: OutputHead, full: Tensor, bounded: Tensor, target: Tensor) -> Tensor:
@@ -191,26 +212,3 @@ def _key(label: str, settings: FidelitySettings, cell: Cell, text: Text) -> str:
     policy = repr(parse_policy(cell.policy).policy)
     parts = [label, settings.mass_every, settings.seed, policy, vars(cell.schedule), text.digest, text.name]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-class _Journal:
-    """Records by key, kept in a JSONL file if there is one. A last line that was cut off is thrown away."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path, self.done = path, {}
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            record = json.loads(line)
-            self.done[record["key"]] = record
-
-    def append(self, record: dict[str, Any]) -> None:
-        self.done[record["key"]] = record
-        if self.path is not None:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..integrations.transformers import BoundedCache, cache_argument
+from ..integrations.transformers import BoundedCache, SideBySide, cache_argument
 from .lost_mass import LostMass
-from .reference import bounded_layers
 from .texts import Text
 
 
@@ -53,31 +52,38 @@ class Clock:
         self.seconds += time.perf_counter() - self._since
 
 
+Take = Callable[[int, Tensor], None]
+"""Called with a step k and (steps, rows, D) hidden states of steps k, k + 1, ..."""
+
+
 @torch.inference_mode()
 def follow(
     decoder: nn.Module,
-    cache: BoundedCache,
+    caches: list[BoundedCache],
     texts: list[Text],
-    take: Callable[[int, Tensor], None],
-    lost: LostMass | None = None,
+    takes: list[Take],
+    losses: list[LostMass] | None = None,
     block: int = 64,
-) -> tuple[list[RowCost], float]:
-    """Read the prompts in one pass, then one token of each text a step.
+) -> tuple[list[list[RowCost]], float]:
+    """Read the prompts in one pass, then one token of each text a step, with each of the caches.
 
     Each row does what it would do alone. A row is dropped when its text ends.
 
     Args:
-        decoder: of the cache's model, without the output head.
-        cache: new.
+        decoder: of the caches' model, without the output head.
+        caches: new. Several go through the model side by side.
         texts: one a row, those with most tokens after the prompt first.
-        take: called with a step k and (steps, rows, D) hidden states of steps k, k + 1, ...; the first dimension
-            is at most ``block``. Row r of step k predicts token ``prompt_length + k`` of text r.
-        lost: told what is held at the steps it wants.
+        takes: one for each cache; gets at most ``block`` steps at a time. Row r of step k predicts token
+            ``prompt_length + k`` of text r.
+        losses: one for each cache, told what is held at the steps it wants; or None.
 
     Returns:
-        Per row what it cost, and the seconds that all steps of one token took, without output head and measuring.
+        For each cache and row what it cost, and the seconds that all steps of one token took, without output head
+        and measuring.
     """
-    device = next(decoder.parameters()).device
+    device, number = next(decoder.parameters()).device, len(caches)
+    host = caches[0] if number == 1 else SideBySide(caches)
+    losses = losses or []
     prompts = [text.prompt_length for text in texts]
     width, most = max(prompts), texts[0].predictions
     ids = torch.zeros(len(texts), width + most, dtype=torch.int64)
@@ -91,15 +97,17 @@ def follow(
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
 
     def forward(rows: int, start: int, stop: int) -> Tensor:
-        return decoder(
-            input_ids=ids[:rows, start:stop],
-            attention_mask=mask[:rows, :stop] if is_padded else None,
-            position_ids=positions[:rows, start:stop],
+        """(caches, rows, D)"""
+        hidden = decoder(
+            input_ids=ids[:rows, start:stop].repeat(number, 1),
+            attention_mask=mask[:rows, :stop].repeat(number, 1) if is_padded else None,
+            position_ids=positions[:rows, start:stop].repeat(number, 1),
             use_cache=True,
-            **{cache_argument(): cache},
+            **{cache_argument(): host},
         ).last_hidden_state[:, -1]
+        return hidden.view(number, rows, -1)
 
-    costs: dict[int, RowCost] = {}
+    costs: list[dict[int, RowCost]] = [{} for _ in caches]
     clock, rows = Clock(device), len(texts)
     hidden, first = [forward(rows, 0, width)], 0
     clock.start()
@@ -107,26 +115,28 @@ def follow(
         alive = sum(text.predictions > step for text in texts[:rows])
         if alive < rows or len(hidden) == block:
             with clock.pause():
-                take(first, torch.stack(hidden))
+                for take, own in zip(takes, torch.stack(hidden, dim=1), strict=True):
+                    take(first, own)
                 hidden, first = [], step
                 if alive < rows:
-                    if lost is not None:
+                    for lost in losses:
                         lost.flush()
-                    costs |= {row: _cost(cache, row, rows, len(texts)) for row in range(alive, rows)}
+                    for cache, own in zip(caches, costs, strict=True):
+                        own |= {row: _cost(cache, row, rows, len(texts)) for row in range(alive, rows)}
                     rows = alive
                     if rows:
-                        cache.batch_select_indices(torch.arange(rows, device=device))
+                        host.batch_select_indices(torch.arange(rows, device=device))
         if rows == 0:
             break
-        if lost is not None and lost.wants(step):
+        if losses and losses[0].wants(step):
             with clock.pause():
-                lost.take(step, cache)
+                for lost, cache in zip(losses, caches, strict=True):
+                    lost.take(step, cache)
         hidden.append(forward(rows, width + step - 1, width + step))
     clock.stop()
-    return [costs[row] for row in range(len(texts))], clock.seconds
+    return [[own[row] for row in range(len(texts))] for own in costs], clock.seconds
 
 
 def _cost(cache: BoundedCache, row: int, rows: int, rows_at_first: int) -> RowCost:
-    stats = cache.stats
-    evictions = max(host.layer.num_evictions[row] for _, host in bounded_layers(cache))
+    stats, evictions = cache.stats, cache.row_evictions()[row]
     return RowCost(evictions, stats.kv_bytes // rows, stats.state_bytes // rows, stats.peak_kv_bytes // rows_at_first)

@@ -1,6 +1,7 @@
 """The bounded cache in Hugging Face transformers, through its public interfaces."""
 
 from .cache import BoundedCache
+from .side_by_side import SideBySide
 from .support import cache_argument
 
-__all__ = ["BoundedCache", "cache_argument"]
+__all__ = ["BoundedCache", "SideBySide", "cache_argument"]
