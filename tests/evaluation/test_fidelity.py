@@ -147,7 +147,8 @@ def test_methods_side_by_side_find_what_each_finds_alone(family, together):
             assert a[name] == b[name], (a["policy"], name)
         assert_alike(a, b, atol=1e-5)
         assert a["tokens_per_second"] > 0
-        assert b["tokens_per_second"] is None
+    lonely = {(b["policy"], b["budget"]) for b in beside if b["tokens_per_second"] is not None}
+    assert len(lonely) <= 1  # what was left for the last group
 
 
 def test_side_by_side_is_refused_where_it_cannot_work():
