@@ -29,9 +29,9 @@ step. It knows nothing else.
 - **Weights**: `model.safetensors`, float32, sha256 `{sha256}`.
 - **Tasks**: `beaconkv.evaluation.reasoning`: {tasks}. Drawn on demand; no text of anybody else.
 - **Training**: `python training/reasoner.py --out training/run`, on the CPU, {steps:,} steps, seed {seed}: random
-  strings repeated, then dense lookups in tables, then whole problems of growing length. Muon on the matrices, AdamW
-  on the rest, bfloat16 matrix products. All settings: `recipe.json`. The first 1,100 steps were run with one thread,
-  the others with two, so another run may round differently.
+  strings repeated, then dense lookups in tables, then whole problems of growing length, and a second decay of the rate
+  with more searches. Muon on the matrices, AdamW on the rest, bfloat16 matrix products. All settings: `recipe.json`.
+  The first 1,100 steps were run with one thread, the others with two, so another run may round differently.
 - **Accuracy** with the full cache, greedy, on problems of full size (seed {eval_seed}, not drawn in training):
 
 | task | exact answers | right steps | problems | mean tokens written | longest |
@@ -65,7 +65,7 @@ def main() -> None:
     table = "\n".join(
         f"| {row['task']} | {_share(row['accuracy'])} | {100 * row['steps_right']['mean']:.2f}% | {row['problems']} "
         f"| {row['tokens']:.0f} | {max(s['tokens'] for s in samples if row['task'] in (s['task'], 'all'))} |"
-        for row in rows
+        for row in sorted(rows, key=lambda row: [*TASKS, "all"].index(row["task"]))
     )
     card = CARD.format(
         **state["recipe"],
