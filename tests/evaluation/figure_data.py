@@ -26,6 +26,7 @@ def samples(policies, budgets, tasks, problems=12, seed=0):
                     yield {
                         "policy": policy, "budget": budget, "task": task, "problem": f"{task}/{problem}", "run": 0,
                         "correct": right, "steps_right": round(min(1.0, right + chance * rng.random()), 4),
+                        "prompt_tokens": 150,
                         "tokens": int(900 + 300 * rng.random() + 400 * (not right)),
                         "capped": not right and key[10] > 99,
                         "loop": False, "evictions": 0 if budget is None else 1500 // budget,

@@ -246,7 +246,8 @@ def test_cells_and_settings_refuse_early():
         ((["best"], [64]), "unknown policy 'best'"),
         ((["beaconkv"], [30]), "leave no room"),
         ((["beaconkv", "beaconkv"], [64]), "policies repeat"),
-        ((["beaconkv"], []), "nothing to measure"),
+        ((["beaconkv"], []), "policy 'beaconkv' needs at least one budget"),
+        (([], [64]), "nothing to measure"),
     ]:
         with pytest.raises(ValueError, match=message):
             make_cells(*arguments)

@@ -1,3 +1,5 @@
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,10 +98,10 @@ def test_some_ways_of_a_search_stay_unvisited_and_some_rules_are_distractors():
     assert distractors > 100
 
 
-@given(KIND, SEED, st.randoms(use_true_random=False))
+@given(KIND, SEED, SEED)
 @settings(max_examples=200, deadline=None)
-def test_one_wrong_character_is_found_where_it_is(kind, seed, rng):
-    problem = draw_problem(kind, seed, Size(12, 10, 1, 4))
+def test_one_wrong_character_is_found_where_it_is(kind, seed, noise):
+    problem, rng = draw_problem(kind, seed, Size(12, 10, 1, 4)), random.Random(noise)
     at = rng.randrange(len(problem.chain) - 1)
     other = rng.choice([c for c in CHARACTERS if c != problem.chain[at]])
     chain = problem.chain[:at] + other + problem.chain[at + 1 :]
@@ -141,13 +143,15 @@ def test_no_text_makes_the_checker_fail(kind, seed, garbage, start):
     assert grade["correct"] is False or grade["answer"] == problem.answer
 
 
-@given(KIND, SEED, st.randoms(use_true_random=False))
-@settings(max_examples=100, deadline=None)
-def test_readable_nonsense_is_read_to_its_end(kind, seed, rng):
+@given(KIND, SEED, SEED)
+@settings(max_examples=500, deadline=None)
+def test_readable_nonsense_is_read_to_its_end(kind, seed, noise):
     """Letters for letters, digits for digits: the checker follows wherever it leads, and does not fail."""
-    problem = draw_problem(kind, seed, Size(10, 8, 1, 4))
+    problem, rng = draw_problem(kind, seed, Size(10, 8, 1, 4)), random.Random(noise)
+    share = rng.choice([0.01, 0.05, 0.2, 1.0])
     chain = "".join(
-        rng.choice(next((form for form in CLASSES if c in form), c)) if rng.random() < 0.2 else c for c in problem.chain
+        rng.choice(next((form for form in CLASSES if c in form), c)) if rng.random() < share else c
+        for c in problem.chain
     )
     assert all(step.written for step in problem.check(chain))
 

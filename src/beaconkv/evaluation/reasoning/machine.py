@@ -68,7 +68,7 @@ def _leave(work: str, register: str) -> str:
 def _walk(rules: dict[str, str], condition: str, state: str, register: str) -> Walk:
     tags = ".."
     while True:
-        row = (yield Step("rule", state + rules[state]))[1:]
+        row = (yield Step("rule", state + rules.get(state, "!")))[1:]  # a state without a rule leads nowhere
         if row == "!":
             break
         operation, operand, count, *exits = row

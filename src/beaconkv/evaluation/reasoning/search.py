@@ -57,7 +57,9 @@ def _walk(rules: dict[str, str], condition: str, place: str, register: str) -> W
                 return
             note = yield Step("recall", greek(fork) + notes.get(greek(fork), "0."))
             register, above = note[1:]
-            operation, operand, count, _, way = (yield Step("rule", lower(fork) + rules.get(lower(fork), "+11..")))[1:]
+            if len(rule := rules.get(lower(fork), "")) < 5:  # no fork: nothing right can follow
+                return
+            operation, operand, count, _, way = (yield Step("rule", lower(fork) + rule))[1:]
         else:
             operation, operand, count, way, _ = row
             note = yield Step("note", greek(place) + register + tags[1])
