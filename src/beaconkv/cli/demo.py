@@ -13,13 +13,13 @@ from ..evaluation.figures import draw
 from ..evaluation.run import Evaluation
 from ..models import load
 from .common import console, print_json, report, split
-from .evaluate import accuracy_table, parse_budget, run_evaluation
+from .evaluate import parse_budget, run_evaluation, show_quality
 
 
 def demo(
     task: str = typer.Option("plan@0.5", help="Reasoning tasks, see `beaconkv eval`."),
-    policies: str = typer.Option("full,beaconkv,rpc,rkv,streaming_llm", help="Methods, with commas."),
-    budgets: str = typer.Option("96,192", help="B_max in entries, with commas."),
+    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help="Methods, with commas."),
+    budgets: str = typer.Option("192,384", help="B_max in entries, with commas."),
     samples: int = typer.Option(32, help="Problems of each task."),
     out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; made anew."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -32,15 +32,15 @@ def demo(
     for name in ("samples.jsonl", "samples.timing.jsonl", "run.json", "result.json"):
         (out / name).unlink(missing_ok=True)  # an older version of the library may have written them
     result = run_evaluation(evaluation, out, "beaconkv", model="reasoner", dtype="float32")
-    picture = draw("fig8", [out / "result.json"], out).files
+    picture = draw("fig8", [out / "result.json"], out, "steps_right").files
     if as_json:
         print_json(result)
         return
     full = next(row for row in result["rows"] if row["policy"] == "full")
-    console.print(accuracy_table(result["rows"]))
+    show_quality(result["rows"])
     console.print(
         f"Each problem: a prompt of {full['prompt_tokens']:.0f} tokens, then about {full['tokens']:.0f} tokens of "
-        "reasoning that comes back to the prompt again and again. Columns: entries kept, a layer and KV head.",
+        "reasoning that comes back to the prompt again and again. Budgets: entries kept, a layer and KV head.",
         style="dim",
         highlight=False,
     )

@@ -66,7 +66,7 @@ def evaluate(
     if as_json:
         print_json(result)
         return
-    console.print(accuracy_table(result["rows"]))
+    show_quality(result["rows"])
     for line in remarks(result["rows"]):
         console.print(line, style="yellow", highlight=False)
     console.print(f"written to {out / 'result.json'}, samples beside it")
@@ -119,24 +119,35 @@ def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings
     return result
 
 
-def accuracy_table(rows: list[dict[str, Any]]) -> Table:
-    """Methods down, budgets across: accuracy in percent with its interval, over all tasks."""
+MEASURES = {"accuracy": "exact answers", "steps_right": "right steps"}
+
+
+def quality_table(rows: list[dict[str, Any]], measure: str = "accuracy") -> Table:
+    """Methods down, budgets across: percent with its interval, over all tasks."""
     tasks = {row["task"] for row in rows}
     task = ALL if ALL in tasks else next(iter(tasks))
     rows = [row for row in rows if row["task"] == task]
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
-    title = f"exact answers in %, 95% interval ({rows[0]['problems']} problems)"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
-    for budget in budgets:
-        table.add_column(str(budget), justify="right", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("budget", no_wrap=True)
+    for budget in budgets or [None]:
+        table.add_column("-" if budget is None else str(budget), justify="right", no_wrap=True)
     for policy in dict.fromkeys(row["policy"] for row in rows):
         own = {row["budget"]: row for row in rows if row["policy"] == policy}
         if None in own:
-            table.add_row(policy, *[""] * (len(budgets) - 1), percent(own[None]["accuracy"]))
+            table.add_row(policy, *[""] * (len(budgets) - 1), percent(own[None][measure]))
         else:
-            table.add_row(policy, *(percent(own[b]["accuracy"]) if b in own else "-" for b in budgets))
+            table.add_row(policy, *(percent(own[b][measure]) if b in own else "-" for b in budgets))
     return table
+
+
+def show_quality(rows: list[dict[str, Any]]) -> None:
+    """A table for each measure that the tasks have."""
+    problems = max(row["problems"] for row in rows)
+    for measure, name in MEASURES.items():
+        if measure in rows[0]:
+            console.print(f"[bold]{name}[/bold] in %, 95% interval ({problems} problems)", highlight=False)
+            console.print(quality_table(rows, measure))
 
 
 def percent(estimate: dict[str, Any]) -> str:
