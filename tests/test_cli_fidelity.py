@@ -69,7 +69,7 @@ def test_it_says_when_nothing_was_evicted(folder, texts, tmp_path):  # noqa: F81
     [
         (("--policies", "best"), "unknown policy 'best'; choose from"),
         (("--budgets", "30"), "budget=30, budget_min=26 leave no room"),
-        (("--budgets", "many"), "budgets are whole numbers by commas, got 'many'"),
+        (("--budgets", "many"), "budgets are whole numbers, with commas between them; got 'many'"),
         (("--against", "recent"), "against must be one of the policies beaconkv; got 'recent'"),
         (("--dtype", "int4"), "unknown dtype 'int4'"),
         (("--rows", "0"), "rows must be at least 1"),

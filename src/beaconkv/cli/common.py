@@ -60,3 +60,11 @@ def parse_count(text: str) -> int | str:
 def split(text: str) -> list[str]:
     """``a, b`` as a list of two."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_budgets(text: str) -> list[int]:
+    """``128, 256`` as a list of two. Raises ``ValueError``."""
+    try:
+        return [int(part) for part in split(text)]
+    except ValueError:
+        raise ValueError(f"budgets are whole numbers, with commas between them; got {text!r}") from None

@@ -12,8 +12,8 @@ from ..evaluation.decoding import Sampling
 from ..evaluation.figures import draw
 from ..evaluation.run import Evaluation
 from ..models import load
-from .common import console, print_json, report, split
-from .evaluate import parse_budget, run_evaluation, show_quality
+from .common import console, parse_budgets, print_json, report, split
+from .evaluate import run_evaluation, show_quality
 
 
 def demo(
@@ -25,7 +25,7 @@ def demo(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: exact answers, and a picture."""
-    cells = make_cells(split(policies), [parse_budget(text) for text in split(budgets)])
+    cells = make_cells(split(policies), parse_budgets(budgets))
     tasks = load_tasks(task, samples)
     loaded = load("reasoner", report=report)
     evaluation = Evaluation(loaded, tasks, cells, Sampling(32768), batch_size=samples)

@@ -19,7 +19,7 @@ from ..evaluation.run import KEY, Batch, Evaluation
 from ..evaluation.summary import ALL, first_wrong
 from ..models import load
 from ..provenance import provenance
-from .common import console, messages, parse_count, print_json, report, split
+from .common import console, messages, parse_budgets, parse_count, print_json, report, split
 
 
 def evaluate(
@@ -47,7 +47,7 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
-    names, numbers = split(policies), [parse_budget(text) for text in split(budgets)]
+    names, numbers = split(policies), parse_budgets(budgets)
     chosen = dict(prefix=None if prefix is None else parse_count(prefix), protect=protect, scope=scope)
     cells = make_cells(names, numbers, **chosen)
     sampling = Sampling(max_new_tokens, temperature, top_p)
@@ -70,14 +70,6 @@ def evaluate(
     for line in remarks(result["rows"]):
         console.print(line, style="yellow", highlight=False)
     console.print(f"written to {out / 'result.json'}, samples beside it")
-
-
-def parse_budget(text: str) -> int:
-    """A whole number. Raises ``ValueError``."""
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"budgets are whole numbers, with commas between them; got {text!r}") from None
 
 
 def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ..evaluation.texts import read_rows, tokenize
 from ..models import load
 from ..models.load import DTYPES
 from ..provenance import provenance
-from .common import console, human_bytes, messages, parse_count, print_json, report, split
+from .common import console, human_bytes, messages, parse_budgets, parse_count, print_json, report, split
 
 EXPLAINED = (
     "KL: of the next-token distribution, full cache to this one, nats a token; [95% interval over texts].",
@@ -52,7 +52,7 @@ def fidelity(
     """Measure how near small caches stay to the full one on given texts."""
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
-    cells = make_cells(names, _numbers(budgets), **limits, budget_min=budget_min, scope=scope)
+    cells = make_cells(names, parse_budgets(budgets), **limits, budget_min=budget_min, scope=scope)
     settings = FidelitySettings(rows=rows, together=together, mass_every=mass_every, seed=seed)
     if against is not None and against not in names:
         raise ValueError(f"against must be one of the policies {', '.join(names)}; got {against!r}")
@@ -103,13 +103,6 @@ def fidelity(
             messages.print(
                 f"[yellow]nothing was evicted: the texts fit the budget of {row['budget']} ({row['policy']})[/yellow]"
             )
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ValueError(f"budgets are whole numbers by commas, got {text!r}") from None
 
 
 def _spread(value: dict[str, Any] | None, sign: str = "") -> str:
