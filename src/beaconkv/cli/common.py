@@ -64,7 +64,10 @@ def split(text: str) -> list[str]:
 
 def parse_budgets(text: str) -> list[int]:
     """``128, 256`` as a list of two. Raises ``ValueError``."""
-    try:
-        return [int(part) for part in split(text)]
-    except ValueError:
-        raise ValueError(f"budgets are whole numbers, with commas between them; got {text!r}") from None
+    budgets = []
+    for part in split(text):
+        try:
+            budgets.append(int(part))
+        except ValueError:
+            raise ValueError(f"budgets are whole numbers, with commas between them; got {part!r}") from None
+    return budgets
