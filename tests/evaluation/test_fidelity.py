@@ -13,8 +13,9 @@ from beaconkv import BoundedCache, policies
 from beaconkv.evaluation.cells import Cell, make_cells
 from beaconkv.evaluation.fidelity import FidelitySettings, measure, work
 from beaconkv.evaluation.head import OutputHead
-from beaconkv.evaluation.reference import bounded_layers, sampled_steps
+from beaconkv.evaluation.reference import sampled_steps
 from beaconkv.evaluation.texts import Text
+from beaconkv.integrations.transformers.witness import bounded_layers
 from tests.hidden import Recorder, full_logits
 from tests.tiny import VOCAB, tiny
 

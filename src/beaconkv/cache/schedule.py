@@ -104,6 +104,24 @@ class EvictionSchedule:
             )
         return budget_min
 
+    def eviction_steps(self, prompt: int, tokens: int) -> list[int]:
+        """Positions of the tokens right after which a row of so many tokens is evicted.
+
+        The prompt comes in one chunk, the others one by one.
+
+        Raises:
+            ValueError: as :meth:`kept_for`.
+        """
+        steps: list[int] = []
+        length = 0
+        for seen in range(prompt, tokens + 1):
+            length += prompt if seen == prompt else 1
+            full_at = self.full_at(prompt, len(steps))
+            if full_at is not None and length >= full_at:
+                length = self.kept_for(prompt, len(steps))
+                steps.append(seen - 1)
+        return steps
+
 
 def _protected(protect: int | str, budget_min: int) -> int:
     return budget_min // 2 if protect == "half" else protect

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from .. import ops
 from ..integrations.transformers import BoundedCache, cache_argument
-from ..integrations.transformers.host_layer import BoundedCacheLayer
-from ..policies import EvictionPolicy, LayerState
-from ..types import AttentionParams, CacheView, Rope, Rows
+from ..integrations.transformers.witness import Witness, bounded_layers
+from ..types import AttentionParams
 from .head import OutputHead
 from .texts import Text
 
@@ -66,34 +65,6 @@ class Reference:
     layers: list[LayerAttention]
 
 
-@dataclass(frozen=True)
-class _Witness(EvictionPolicy):
-    """Evicts nothing and remembers the queries of some tokens. Without a name: nobody else finds it."""
-
-    positions: tuple[int, ...] = ()
-
-    evicts = False
-    observes_entries = True
-
-    def new_state(self, batch: int) -> _Seen:
-        return _Seen(self.positions)
-
-    def score(self, view: CacheView, state: LayerState) -> Tensor:
-        raise AssertionError("nothing is evicted")
-
-
-class _Seen(LayerState):
-    def __init__(self, positions: tuple[int, ...]) -> None:
-        self.positions, self.queries = positions, []
-        self.params: AttentionParams | None = None
-
-    def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView) -> None:
-        start = int(view.now[0]) - queries.shape[2] + 1
-        wanted = [p - start for p in self.positions if start <= p < start + queries.shape[2]]
-        self.queries.append(queries[:, :, wanted])
-        self.params = view.params
-
-
 def sampled_steps(predictions: int, every: int, seed: int) -> list[int]:
     """Steps at which attention is looked at: one, drawn at random, of each ``every``; none if that is 0.
 
@@ -116,7 +87,7 @@ def read_reference(model: nn.Module, head: OutputHead, text: Text, steps: list[i
         chunk: tokens of a forward pass.
     """
     first = text.prompt_length - 1
-    witness = _Witness(tuple(first + step for step in steps))
+    witness = Witness(tuple(first + step for step in steps))
     ids = torch.tensor([text.ids[:-1]], device=model.device)  # nothing is asked about what follows the last token
     hidden = []
     with BoundedCache(model, witness) as cache:
@@ -124,12 +95,7 @@ def read_reference(model: nn.Module, head: OutputHead, text: Text, steps: list[i
             out = head.decoder(part, use_cache=True, **{cache_argument(): cache}).last_hidden_state[0]
             hidden.append(out)
         layers = [
-            LayerAttention(i, torch.cat(host.layer.state.queries, dim=2), host.keys, host.layer.state.params)
+            LayerAttention(i, host.layer.state.take(), host.keys, host.layer.state.params)
             for i, host in bounded_layers(cache)
         ]
     return Reference(torch.cat(hidden)[first:].clone(), layers if steps else [])
-
-
-def bounded_layers(cache: BoundedCache) -> list[tuple[int, BoundedCacheLayer]]:
-    """The bounded layers and their index in the model."""
-    return [(i, layer) for i, layer in enumerate(cache.layers) if isinstance(layer, BoundedCacheLayer)]

@@ -1,0 +1,151 @@
+"""Do queries resemble each other? Cosines, principal components, and clusters tested against chance.
+
+BeaconKV, section 3 and Figure 4: queries that look far back are said to point, before RoPE, into a few tight
+directions. :func:`cluster_check` tests that on a model in place of showing one head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import ops
+
+
+def principal_components(x: Tensor, components: int = 2) -> tuple[Tensor, Tensor]:
+    """x (N, D) -> coordinates (N, components) float32, and the share of variance of each (components,).
+
+    The sign of a component is chosen so that its largest loading is positive: a picture then always looks the same.
+
+    Raises:
+        ValueError: fewer than two points, or fewer dimensions than components.
+    """
+    if x.shape[0] < 2 or components > min(x.shape):
+        raise ValueError(f"{components} components need at least as many points and dimensions, got {tuple(x.shape)}")
+    centred = x.float() - x.float().mean(dim=0)
+    _, scale, directions = torch.linalg.svd(centred, full_matrices=False)
+    largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
+    directions = directions * largest.sign()
+    variance = scale.square()
+    return centred @ directions[:components].T, variance[:components] / variance.sum().clamp_min(1e-30)
+
+
+def unusual(queries: Tensor, count: int) -> Tensor:
+    """Indices (count,) of the queries (N, D) whose mean cosine to all is lowest, ascending (Figure 4, right)."""
+    mean = ops.cosine_matrix(queries).mean(-1)
+    return mean.topk(min(count, len(mean)), largest=False).indices.sort().values
+
+
+def silhouette(cosine: Tensor, member: Tensor) -> Tensor:
+    """Mean silhouette with the distance 1 - cosine (Rousseeuw 1987).
+
+    A point alone in its cluster has silhouette 0, as is usual.
+
+    Args:
+        cosine: (B, N, N).
+        member: (B, N, k) one-hot float, the cluster of each point.
+
+    Returns:
+        (B,) float32 in [-1, 1].
+    """
+    size = member.sum(dim=1, keepdim=True)  # (B, 1, k)
+    sums = (1 - cosine) @ member  # (B, N, k): summed distance to each cluster
+    own_size = (member * size).sum(-1)
+    own = (sums * member).sum(-1) / (own_size - 1).clamp_min(1)
+    mean = (sums / size.clamp_min(1)).masked_fill((member > 0) | (size == 0), torch.inf)
+    other = mean.amin(dim=-1)
+    value = (other - own) / torch.maximum(other, own).clamp_min(1e-12)
+    return value.masked_fill((own_size <= 1) | other.isinf(), 0.0).mean(-1)
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """How well one head's queries fall into groups, and how well chance does.
+
+    Attributes:
+        count: queries looked at.
+        clusters: number of groups with the best silhouette.
+        silhouette: with that number.
+        shuffled: mean of the best silhouettes of shuffled queries: each dimension permuted by itself, so that every
+            dimension keeps its values and only what ties dimensions together is gone.
+        highest_shuffled: the highest of them.
+        local: best silhouette of as many local queries of the same head; NaN where there are not so many.
+        p_value: share of shuffles at least as good, the real one counted among them.
+    """
+
+    count: int
+    clusters: int
+    silhouette: float
+    shuffled: float
+    highest_shuffled: float
+    local: float
+    p_value: float
+
+
+def best_silhouettes(x: Tensor, clusters: tuple[int, ...], iterations: int = 10) -> tuple[Tensor, Tensor]:
+    """The best mean silhouette of spherical k-means over several k.
+
+    Args:
+        x: (B, N, D).
+
+    Returns:
+        (B,) float32 silhouettes and (B,) int64 numbers of clusters; the smaller number where they are equal.
+    """
+    cosine = ops.cosine_matrix(x)
+    unit, count = ops.unit_vectors(x), torch.full((x.shape[0],), x.shape[1])
+    values = []
+    for k in clusters:
+        _, centres = ops.spherical_kmeans(x.unsqueeze(1), count, k, iterations)
+        nearest = (unit @ centres[:, 0].transpose(-1, -2)).argmax(-1)
+        values.append(silhouette(cosine, torch.nn.functional.one_hot(nearest, k).float()))
+    best = torch.stack(values).max(dim=0)
+    return best.values, torch.tensor(clusters)[best.indices]
+
+
+def cluster_check(
+    queries: Tensor,
+    is_global: Tensor,
+    *,
+    clusters: tuple[int, ...] = (2, 3, 4, 6, 8),
+    shuffles: int = 19,
+    most: int = 256,
+    seed: int = 0,
+) -> Clustering | None:
+    """Do the global queries of one head fall into groups better than chance would have it?
+
+    Args:
+        queries: (T, D) before RoPE.
+        is_global: (T,) bool.
+        clusters: numbers of groups that are tried.
+        shuffles: of the queries; 19 allow for a p-value of 0.05 at best.
+        most: queries looked at; more are thinned at random.
+        seed: of all random choices.
+
+    Returns:
+        None where there are fewer than four global queries for each group of the largest number.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    far, near = (which.nonzero().flatten() for which in (is_global, ~is_global))
+    far = far[torch.randperm(len(far), generator=draw)[:most]]
+    if len(far) < 4 * max(clusters):
+        return None
+    near = near[torch.randperm(len(near), generator=draw)[: len(far)]]
+    real = queries[far].float()
+    shuffled = [torch.rand(shuffles, *real.shape, generator=draw).argsort(dim=1)]
+    shuffled = real.expand(shuffles, -1, -1).gather(1, shuffled[0])
+    values, numbers = best_silhouettes(torch.cat([real.unsqueeze(0), shuffled]), clusters)
+    local = float("nan")
+    if len(near) == len(far):
+        local = best_silhouettes(queries[near].float().unsqueeze(0), clusters)[0].item()
+    chance = values[1:]
+    return Clustering(
+        count=len(far),
+        clusters=int(numbers[0]),
+        silhouette=values[0].item(),
+        shuffled=chance.mean().item(),
+        highest_shuffled=chance.max().item(),
+        local=local,
+        p_value=(1 + int((chance >= values[0]).sum())) / (1 + shuffles),
+    )

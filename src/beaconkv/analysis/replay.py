@@ -1,0 +1,217 @@
+"""Any policy over a trace: the same policy objects and the same cache layer as live, with nothing else running.
+
+A replay answers what a policy would have dropped if the model had gone on as it did with the full cache. The layers of
+a trace are the rows of one batch: a policy treats each row as if it were alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..cache import BoundedLayer, EvictionSchedule
+from ..policies import EvictionPolicy, LayerState, parse_policy
+from ..types import CacheView, EvictionEvent, Rows
+from .trace import Trace
+
+NEVER = 2**31 - 1
+"""In a table of drops: the entry stayed."""
+
+GROUP_BYTES = 1 << 28
+"""Queries and keys of the layers that are replayed together, at most (one layer at least)."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What one policy dropped, and when.
+
+    Attributes:
+        policy: its spec.
+        budget: B_max.
+        schedule: what the cache followed.
+        layers: indices in the model; the first dimension of the tensors.
+        steps: positions of the tokens after which evictions came, the same in all layers and heads.
+        dropped: (L, H_kv, T) int32: right after which token an entry was dropped; ``NEVER``: it stayed.
+        coverage: (L, H, T) float32: highest cosine, before RoPE, of each query to the observation queries of the
+            last eviction before it (Figure 6, upper half); NaN before the first, and for policies without any.
+    """
+
+    policy: str
+    budget: int
+    schedule: EvictionSchedule
+    layers: list[int]
+    steps: list[int]
+    dropped: Tensor
+    coverage: Tensor
+
+    @property
+    def label(self) -> str:
+        """``beaconkv at 256``."""
+        return f"{self.policy} at {self.budget}"
+
+    def event_of(self) -> Tensor:
+        """(L, H_kv, T) int64: the number of the eviction that dropped an entry, from 1; 0 if none did."""
+        steps = torch.tensor([*self.steps, NEVER], dtype=self.dropped.dtype)
+        number = torch.searchsorted(steps, self.dropped.contiguous()) + 1
+        return number.masked_fill(self.dropped == NEVER, 0)
+
+
+def plan(policy: str | EvictionPolicy, budget: int | None, **overrides: Any) -> tuple[EvictionPolicy, EvictionSchedule]:
+    """A policy and the schedule that a live cache would follow with the same arguments.
+
+    Raises:
+        ValueError: what :func:`beaconkv.parse_policy` and the schedule refuse; a policy that evicts nothing; chunks
+            of prefill, which a replay does not know.
+    """
+    spec = parse_policy(policy)
+    if not spec.policy.evicts:
+        raise ValueError(f"policy {spec.spec!r} evicts nothing: there is nothing to replay")
+    schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **overrides))
+    if schedule.budget is None:
+        raise ValueError(f"policy {spec.spec!r} needs a budget")
+    if schedule.prefill_chunk is not None:
+        raise ValueError("a replay takes the prompt as one chunk: prefill_chunk must be None")
+    return spec.policy, schedule
+
+
+def replay(
+    trace: Trace,
+    policy: str | EvictionPolicy,
+    budget: int | None = None,
+    *,
+    layers: list[int] | None = None,
+    on_evict: Callable[[EvictionEvent], None] | None = None,
+    advance: Callable[[int], None] = lambda tokens: None,
+    **overrides: Any,
+) -> Replay:
+    """Run a policy over a trace.
+
+    Args:
+        policy: a spec such as "beaconkv" or "rkv:code", or a policy object.
+        budget: B_max.
+        layers: None: all recorded ones.
+        on_evict: called after each eviction; the event's ``layer`` is the index in the model, its rows are [0].
+        advance: told how many tokens of all layers were replayed, ``len(layers) * T`` in the end.
+        overrides: further arguments of :class:`beaconkv.EvictionSchedule`.
+
+    Raises:
+        ValueError: what :func:`plan` refuses, a layer that was not recorded, a policy that reads values where the
+            trace has none.
+    """
+    chosen, schedule = plan(policy, budget, **overrides)
+    if getattr(chosen, "value_norm", False) and not trace.info.has_values:
+        raise ValueError(f"{chosen.name} with value_norm reads values, and {trace.path} was recorded without them")
+    layers = trace.info.layers if layers is None else list(layers)
+    kv_heads, tokens = len(trace.info.kv_heads), len(trace)
+    dropped = torch.full((len(layers), kv_heads, tokens), NEVER, dtype=torch.int32)
+    coverage = torch.full((len(layers), trace.info.num_heads, tokens), torch.nan)
+    steps: list[int] = []
+    for group in _alike(trace, layers):
+        numbers = [layers.index(layer) for layer in group]
+
+        def take(event: EvictionEvent, numbers: list[int] = numbers, group: list[int] = group) -> None:
+            now, at = event.now[0], torch.tensor(numbers)
+            table = dropped[at].scatter_(-1, event.dropped.long(), now)
+            dropped[at] = table
+            if numbers[0] == 0:
+                steps.append(now)
+            if on_evict is not None:
+                for row, index in enumerate(group):
+                    one = slice(row, row + 1)
+                    tables = (event.positions, event.scores, event.kept, event.dropped)
+                    on_evict(EvictionEvent(index, [0], [now], *(table[one] for table in tables)))
+
+        _run(trace, group, chosen, schedule, take, coverage, numbers, advance)
+    name = policy if isinstance(policy, str) else chosen.name or type(chosen).__name__
+    return Replay(name, schedule.budget, schedule, list(layers), steps, dropped, coverage)
+
+
+def _alike(trace: Trace, layers: list[int]) -> Iterator[list[int]]:
+    """Layers that can be rows of one batch: one rope, one way to compute logits."""
+    info = trace.info
+    per_layer = (info.num_heads + len(info.kv_heads)) * info.dim * len(trace) * 4
+    most = max(1, GROUP_BYTES // per_layer)
+    groups: dict[tuple, list[int]] = {}
+    for layer in layers:
+        i = trace.number(layer)
+        own = layer if info.has_sinks else None
+        key = info.rope_of[i], info.rotary[i], info.scaling[i], info.softcap[i], own
+        groups.setdefault(key, []).append(layer)
+    for group in groups.values():
+        for start in range(0, len(group), most):
+            yield group[start : start + most]
+
+
+@torch.inference_mode()
+def _run(
+    trace: Trace,
+    group: list[int],
+    policy: EvictionPolicy,
+    schedule: EvictionSchedule,
+    take: Callable[[EvictionEvent], None],
+    coverage: Tensor,
+    numbers: list[int],
+    advance: Callable[[int], None],
+) -> None:
+    """One batch of layers, token by token."""
+    prompt, tokens = trace.info.prompt_length, len(trace)
+    keys = torch.cat([trace.keys(layer) for layer in group])
+    queries = torch.cat([trace.queries(layer) for layer in group])
+    if trace.info.has_values:
+        values = torch.cat([trace.values(layer) for layer in group])
+    else:  # whoever reads values notices
+        values = torch.full((*keys.shape[:3], 1), torch.nan, dtype=keys.dtype)
+    rope, params = trace.rope(group[0]), trace.params(group[0])
+    watched = Watched(policy)
+    layer = BoundedLayer(watched, schedule, group[0], take)
+    for start, stop in [(0, prompt), *((t, t + 1) for t in range(prompt, tokens))]:
+        part = slice(start, stop)
+        layer.append(keys[:, :, part], values[:, :, part])
+        if watched.observed is not None:
+            before = ops.unrotate(queries[:, :, part], rope.steps(start, stop))
+            _cover(coverage, numbers, part, before, watched.observed)
+        layer.observe(queries[:, :, part], rope.steps(start, stop), params)
+        advance((stop - start) * len(group))
+
+
+def _cover(coverage: Tensor, numbers: list[int], part: slice, before_rope: Tensor, observed: Tensor) -> None:
+    cosine = ops.unit_vectors(before_rope) @ observed.transpose(-1, -2)  # (R, H, n, m)
+    coverage[torch.tensor(numbers), :, part] = cosine.amax(-1)
+
+
+class Watched(EvictionPolicy):
+    """A policy whose observation queries can be seen; in all else the policy itself.
+
+    Attributes:
+        observed: (R, H, m, D) unit vectors before RoPE of the last eviction's observation queries, or None.
+    """
+
+    evicts = True
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        # The base is frozen; this one lives for one replay and watches.
+        own = dict(policy=policy, observed=None, name=policy.name, observes_entries=policy.observes_entries)
+        own["observes_free_slots"] = policy.observes_free_slots
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def new_state(self, batch: int) -> LayerState:
+        return self.policy.new_state(batch)
+
+    def score(self, view: CacheView, state: LayerState) -> Tensor:
+        object.__setattr__(self, "observed", observation_queries(state, view.rows))
+        return self.policy.score(view, state)
+
+
+def observation_queries(state: LayerState, rows: Rows) -> Tensor | None:
+    """(R, H, m, D) unit vectors before RoPE: what a policy would score with now; None if it uses no queries."""
+    window = getattr(state, "window", state)
+    if not hasattr(window, "before_rope"):
+        return None
+    recents = window.before_rope(window.num_recent[rows.numbers[0]], 0, rows)
+    return ops.unit_vectors(torch.cat([state.beacons(rows).float(), recents], dim=2))

@@ -1,0 +1,106 @@
+"""Which queries look far back: thought revisiting tokens (BeaconKV, section 3 and appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .attention import attention_blocks
+from .trace import Trace
+
+
+@dataclass(frozen=True)
+class Revisiting:
+    """How far the queries of a trace look back.
+
+    Attributes:
+        layers: indices in the model; the first dimension of all tensors.
+        top_keys, distance: as given to :func:`find_revisits`.
+        mean_distance: (L, H, T) float32, in tokens.
+        targets: (L, H, T, K) int32, the entries each query looks at most, strongest first; -1 where there are fewer.
+        weights: (L, H, T, K) float32, their share of the query's attention.
+    """
+
+    layers: list[int]
+    top_keys: int
+    distance: float
+    mean_distance: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    @property
+    def is_global(self) -> Tensor:
+        """(L, H, T) bool: the query's mean distance exceeds ``distance``."""
+        return self.mean_distance > self.distance
+
+    def frequency(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """(L, H) float32: share of global queries among those at ``[start, stop)`` (Figure 3)."""
+        return self.is_global[:, :, start:stop].float().mean(-1)
+
+
+def find_revisits(
+    trace: Trace,
+    *,
+    layers: list[int] | None = None,
+    top_keys: int = 150,
+    distance: float = 200,
+    targets: int = 8,
+    advance: Callable[[int], None] = lambda layers: None,
+) -> Revisiting:
+    """The mean distance of each query to the keys it attends to most; beyond ``distance`` it is global.
+
+    A query with fewer keys before it takes them all. Of equal probabilities any may be taken.
+
+    Args:
+        layers: None: all recorded ones.
+        top_keys, distance: the paper's 150 keys and 200 tokens.
+        targets: how many of the keys are returned.
+        advance: told after each layer.
+
+    Raises:
+        ValueError: a layer that was not recorded, a count below 1.
+    """
+    for name, value in (("top_keys", top_keys), ("targets", targets)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    layers = trace.info.layers if layers is None else layers
+    shape = (len(layers), trace.info.num_heads, len(trace))
+    mean = torch.zeros(shape)
+    places = torch.full((*shape, targets), -1, dtype=torch.int32)
+    shares = torch.zeros(*shape, targets)
+    for number, layer in enumerate(layers):
+        for start, weights in attention_blocks(trace, layer):
+            weights = weights.flatten(0, 1)  # (H, n, N)
+            stop = start + weights.shape[1]
+            part = slice(start, stop)
+            mean[number, :, part] = mean_distance(weights, start, top_keys)
+            most = min(targets, weights.shape[2])
+            share, place = weights.topk(most, dim=-1)
+            shares[number, :, part, :most] = share
+            places[number, :, part, :most] = place.int().masked_fill(share == 0, -1)
+        advance(1)
+    return Revisiting(list(layers), top_keys, distance, mean, places, shares)
+
+
+def mean_distance(weights: Tensor, start: int, top_keys: int) -> Tensor:
+    """Mean distance of queries to the keys they attend to most.
+
+    Args:
+        weights: (H, n, N) attention of queries at ``start``, ``start + 1``, ... over entries at 0 ... N - 1.
+
+    Returns:
+        (H, n) float32.
+    """
+    num_queries, num_keys = weights.shape[1:]
+    at = torch.arange(start, start + num_queries)
+    if num_keys <= top_keys:  # all keys that the query sees
+        return (at / 2).expand(weights.shape[0], -1)
+    # A query sees at + 1 keys. If these are fewer than top_keys, zeros are picked beside them: not counted.
+    _, places = weights.topk(top_keys, dim=-1, sorted=False)
+    distances = (at.view(1, -1, 1) - places).float()
+    few = at + 1 < top_keys
+    result = distances.mean(-1)
+    return torch.where(few, at / 2, result)

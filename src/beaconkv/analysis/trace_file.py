@@ -1,0 +1,134 @@
+"""The file a trace lives in: safetensors, written piece by piece and read through a memory map.
+
+The format is a length, a JSON header with names, dtypes, shapes and offsets, then the bytes; nothing in it is ever
+executed. safetensors' own writer wants all tensors in memory at once, so the header is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+FORMAT, VERSION = "beaconkv-trace", "1"
+DTYPES = {"float32": (torch.float32, "F32"), "float16": (torch.float16, "F16"), "bfloat16": (torch.bfloat16, "BF16")}
+INT32 = (torch.int32, "I32")
+Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Name -> dtype and shape."""
+
+
+class TraceError(ValueError):
+    """A file that is no trace, or a damaged one. The message names the file and what is wrong."""
+
+
+def size_of(layout: Layout) -> int:
+    """Bytes of the tensors of a layout."""
+    return sum(_bytes(dtype, shape) for dtype, shape in layout.values())
+
+
+def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+class TraceWriter:
+    """A file of known layout, filled in any order; it takes its name only when it is complete.
+
+    Args:
+        path: where it will be.
+        layout: its tensors.
+        info: anything JSON knows.
+
+    Attributes:
+        tensors: name -> tensor over the file's bytes: what is written to it is in the file.
+    """
+
+    def __init__(self, path: Path, layout: Layout, info: Mapping[str, Any]) -> None:
+        codes = dict([*DTYPES.values(), INT32])
+        header: dict[str, Any] = {
+            "__metadata__": {"format": FORMAT, "version": VERSION, "info": json.dumps(info, ensure_ascii=False)}
+        }
+        offset = 0
+        for name, (dtype, shape) in layout.items():
+            stop = offset + _bytes(dtype, shape)
+            header[name] = {"dtype": codes[dtype], "shape": list(shape), "data_offsets": [offset, stop]}
+            offset = stop
+        text = json.dumps(header, ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        self.path, self.partial = path, path.with_name(path.name + ".partial")
+        with open(self.partial, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + offset)
+        size = 8 + len(text) + offset
+        raw = torch.from_file(str(self.partial), shared=True, size=size, dtype=torch.uint8)[8 + len(text) :]
+        self.tensors: dict[str, Tensor] = {}
+        for name, (dtype, shape) in layout.items():
+            start, stop = header[name]["data_offsets"]
+            self.tensors[name] = raw[start:stop].view(dtype).view(shape)
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, kind: type | None, *rest: object) -> None:
+        self.tensors = {}
+        if kind is None:
+            os.replace(self.partial, self.path)
+        else:
+            self.partial.unlink(missing_ok=True)
+
+
+class TraceReader:
+    """A trace file, opened; tensors are read when they are asked for, and only the part that is.
+
+    Raises:
+        TraceError: no such format, another version, damage.
+        FileNotFoundError: no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise FileNotFoundError(f"no trace at {path}")
+        try:
+            self._file = safe_open(path, "pt")
+            metadata = self._file.metadata() or {}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise TraceError(f"{path} is no trace, or it is damaged: {error}") from None
+        if metadata.get("format") != FORMAT:
+            raise TraceError(f"{path} is no trace of BeaconKV (format {metadata.get('format')!r})")
+        if metadata.get("version") != VERSION:
+            raise TraceError(
+                f"{path} is a trace of version {metadata.get('version')!r}; this release reads version {VERSION}"
+            )
+        try:
+            self.info = json.loads(metadata.get("info", ""))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise TraceError(f"{path} is damaged: its description is no JSON: {error}") from None
+        if not isinstance(self.info, dict):
+            raise TraceError(f"{path} is damaged: its description is no object")
+
+    def check(self, layout: Layout) -> None:
+        """Raise :class:`TraceError` unless the file has exactly these tensors."""
+        names = set(self._file.keys())
+        if names != set(layout):
+            odd = ", ".join(sorted(names ^ set(layout))[:4])
+            raise TraceError(f"{self.path} is damaged: tensors missing or too many: {odd}")
+        codes = dict([*DTYPES.values(), INT32])
+        for name, (dtype, shape) in layout.items():
+            part = self._file.get_slice(name)
+            if tuple(part.get_shape()) != shape or part.get_dtype() != codes[dtype]:
+                raise TraceError(
+                    f"{self.path} is damaged: {name} is {part.get_dtype()} {part.get_shape()}, "
+                    f"not {codes[dtype]} {list(shape)}"
+                )
+
+    def read(self, name: str, *part: slice) -> Tensor:
+        """A part of a tensor, by slices of its first dimensions."""
+        return self._file.get_slice(name)[part or (slice(None),)]
