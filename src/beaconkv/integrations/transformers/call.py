@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...cache import AttentionInputs
 from ...types import AttentionParams, Rope
 from .attention import kernel_mask, run_kernel
 from .host_layer import BoundedCacheLayer
@@ -85,7 +86,7 @@ class LayerCall:
             real = None if padding is None else padding[:, part]
             inputs = layer.append(key[:, :, part], value[:, :, part], real, counts(part))
             queries = query[:, :, part]
-            mask = kernel_mask(kernel, inputs, queries)
+            mask = self.mask(kernel, inputs, queries)
             output, weights = run_kernel(kernel, module, queries, inputs.keys, inputs.values, mask, **kwargs)
             layer.observe(queries, rope.steps(part.start, part.stop), params)
             outputs.append(output)
@@ -94,3 +95,7 @@ class LayerCall:
                 self.note_peak(whole + layer.copied_bytes)
         self.host.attended(num_new)
         return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)
+
+    def mask(self, kernel: str, inputs: AttentionInputs, queries: Tensor) -> Tensor | None:
+        """What the queries see of the entries, in the form the kernel takes."""
+        return kernel_mask(kernel, inputs, queries)
