@@ -14,6 +14,9 @@ from .figure import figure
 from .generate import generate
 from .plan import plan
 from .policies import policies
+from .replay import replay
+from .report import report
+from .trace import app as trace
 
 app = typer.Typer(
     help="Long reasoning in a small, fixed KV cache.",
@@ -21,9 +24,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, policies, plan, demo, compare, fidelity, figure):
+for command in (generate, policies, plan, demo, compare, fidelity, figure, replay, report):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(trace, name="trace")
 
 
 @app.callback(invoke_without_command=True)

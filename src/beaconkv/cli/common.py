@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 console = Console()
 messages = Console(stderr=True)
@@ -71,3 +74,18 @@ def parse_budgets(text: str) -> list[int]:
         except ValueError:
             raise ValueError(f"budgets are whole numbers, with commas between them; got {part!r}") from None
     return budgets
+
+
+@contextmanager
+def bar(name: str, total: float, counts: bool = True) -> Iterator[Callable[[float], None]]:
+    """A progress bar on a terminal; what is yielded moves it forward.
+
+    Args:
+        counts: show how many of how many, beside the bar.
+    """
+    columns = [TextColumn(name), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
+    if counts:
+        columns.insert(2, MofNCompleteColumn())
+    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda done: progress.advance(task, done)

@@ -1,0 +1,157 @@
+"""``beaconkv replay``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from ..analysis.losses import Outcome, compare_policies
+from ..analysis.pictures import draw_losses
+from ..analysis.restoration import most_missed, restore
+from ..analysis.trace import Trace
+from ..evaluation.cells import make_cells
+from ..models import load
+from ..provenance import provenance
+from .common import bar, console, messages, parse_budgets, parse_count, print_json, split
+from .common import report as say
+
+EXPLAINED = (
+    "lost: share of attention, after the first eviction, on entries that are gone. oracle: what an eviction that knows "
+    "the future loses. bound: what any method must lose. regret: lost - oracle.",
+    "held: share of each query's strongest keys that are still there. wanted: times that a later query had a dropped "
+    "entry among its strongest. cosine: best, of each query to the last observation queries.",
+)
+
+
+def replay(
+    trace: Path = typer.Argument(..., help="A trace file, from `beaconkv trace record`."),
+    policies: str = typer.Option("beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods."),
+    budgets: str = typer.Option("256", "--budgets", "--budget", help="B_max, entries per layer and KV head."),
+    top_keys: int = typer.Option(16, help="Strongest keys of each query that count as wanted."),
+    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
+    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
+    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
+    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
+    restored: int = typer.Option(0, "--restore", help="Put so many of an eviction's entries back; needs the model."),
+    event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one most missed later."),
+    window: int = typer.Option(64, help="Tokens after it whose prediction is looked at."),
+    model: str | None = typer.Option(None, "--model", "-m", help="For --restore; default: the trace's model."),
+    out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+) -> None:
+    """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
+    limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
+    limits |= {"budget_min": budget_min, "scope": scope}
+    cells = make_cells(split(policies), parse_budgets(budgets), **limits)
+    opened = Trace(trace)
+    with bar("replaying", 1.0, counts=False) as advance:
+        outcomes = compare_policies(
+            opened, [(cell.policy, cell.budget) for cell in cells], top_keys=top_keys, advance=advance, **limits
+        )
+    result: dict[str, Any] = {
+        "trace": str(trace),
+        "top_keys": top_keys,
+        "rows": [outcome.summary() for outcome in outcomes],
+        "schedules": [{"policy": o.replay.policy, **vars(o.replay.schedule)} for o in outcomes],
+        "events": [{"policy": o.replay.policy, "budget": o.replay.budget, "events": o.events()} for o in outcomes],
+        **provenance(model=opened.info.model),
+    }
+    if restored:
+        result["restored"] = [_restore(opened, outcome, restored, event, window, model) for outcome in outcomes]
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "replay.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
+    draw_losses(outcomes, out / "replay.png")
+    if as_json:
+        print_json(result)
+    else:
+        console.print(_table(opened, result["rows"]))
+        for line in EXPLAINED:
+            console.print(line, style="dim", highlight=False)
+        for one in result.get("restored", []):
+            console.print(_restored_table(one))
+        console.print(f"written to {out}: replay.json, replay.png", highlight=False)
+    for row in result["rows"]:
+        if not row["evictions"]:
+            messages.print(
+                f"[yellow]nothing was evicted: {len(opened)} tokens fit the budget of {row['budget']} "
+                f"({row['policy']})[/yellow]"
+            )
+
+
+_LOADED: dict[str, Any] = {}
+
+
+def _restore(
+    trace: Trace, outcome: Outcome, count: int, event: int | None, window: int, model: str | None
+) -> dict[str, Any]:
+    """Put the most missed entries of one eviction back, one at a time."""
+    name = model or trace.info.model
+    if not name:
+        raise ValueError("the trace does not say which model it is of: give --model")
+    number, events = outcome.replay.event_of(), outcome.events()
+    if not events:
+        return {"policy": outcome.replay.policy, "budget": outcome.replay.budget, "entries": []}
+    if event is None:
+        event = max(events[:-1] or events, key=lambda row: row["later_mass"])["event"]
+    loaded = _LOADED.get(name) or _LOADED.setdefault(name, load(name, report=say))
+    places = most_missed(outcome.later_mass, number, event, count)
+    found = restore(loaded.model, trace, outcome.replay, event, places, window)
+    here = number == event
+    return {
+        "policy": outcome.replay.policy,
+        "budget": outcome.replay.budget,
+        "event": event,
+        "step": found.step,
+        "window": found.window,
+        "kl_evicted": found.evicted,
+        "kl_before": found.before,
+        "entries": [
+            {
+                "position": place,
+                "text": trace.info.pieces[place],
+                "dropped_in": int(here[:, :, place].sum()),
+                "later_mass": (outcome.later_mass * here)[:, :, place].sum().item(),
+                "kl_restored": found.single[place],
+            }
+            for place in places
+        ],
+    }
+
+
+def _table(trace: Trace, rows: list[dict[str, Any]]) -> Table:
+    title = f"{trace.path.name}: {len(trace):,} tokens, {len(trace.info.layers)} layers"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    names = ("policy", "budget", "evicted", "lost", "oracle", "bound", "regret", "held", "wanted", "cosine")
+    for name in names:
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows:
+        shares = (_percent(row[name]) for name in ("lost", "oracle", "bound", "regret", "recall"))
+        cosine = "-" if row["coverage"] is None else f"{row['coverage']:.2f}"
+        head = row["policy"], str(row["budget"]), f"{row['evictions']}x"
+        table.add_row(*head, *shares, f"{row['later_wanted']:,}", cosine)
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _restored_table(one: dict[str, Any]) -> Table:
+    if not one["entries"]:
+        return Table(title=f"{one['policy']} at {one['budget']}: nothing to put back", box=None)
+    title = (
+        f"{one['policy']} at {one['budget']}, eviction {one['event']} after token {one['step']}: KL to the full cache "
+        f"over the next {one['window']} tokens {one['kl_evicted']:.4f}, without this eviction {one['kl_before']:.4f}"
+    )
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for name in ("position", "text", "KV heads that dropped it", "later attention", "KL with it back"):
+        table.add_column(name, justify="left" if name == "text" else "right")
+    for row in one["entries"]:
+        cells = str(row["position"]), repr(row["text"]), str(row["dropped_in"])
+        table.add_row(*cells, f"{row['later_mass']:.2f}", f"{row['kl_restored']:.4f}")
+    return table
