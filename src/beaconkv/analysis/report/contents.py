@@ -44,7 +44,7 @@ def _layers(data: Mapping[str, Any], num_layers: int) -> list[int]:
     layers = array(data, "layers", "i4", {"layers": None}).tolist()
     distinct = len(set(layers)) == len(layers) > 0
     require(
-        distinct and 0 <= min(layers) and max(layers) < num_layers,
+        distinct and min(layers) >= 0 and max(layers) < num_layers,
         "layers",
         f"must be different numbers below num_layers={num_layers}",
     )

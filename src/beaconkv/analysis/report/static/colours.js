@@ -5,7 +5,7 @@ let colours = {};
 /** Read the style sheet's colours anew: after a change of theme. */
 function readColours() {
   const style = getComputedStyle(document.documentElement);
-  const names = ["paper", "ink", "soft", "rule", "global", "target", "gone", "held", "cold", "hot", "prompt"];
+  const names = ["paper", "ink", "soft", "rule", "global", "target", "gone", "held", "cold", "hot", "prompt", "wash"];
   colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 

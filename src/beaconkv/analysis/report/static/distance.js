@@ -37,6 +37,10 @@ function buildDistance() {
     pen.fillStyle = colours.ink;
     pen.textAlign = "left";
     pen.textBaseline = "bottom";
+    pen.setLineDash([]);
+    pen.lineWidth = 4;
+    pen.strokeStyle = colours.paper;
+    pen.strokeText("global above, local below", chart.x(0) + 6, chart.y(run.local_distance) - 3);
     pen.fillText("global above, local below", chart.x(0) + 6, chart.y(run.local_distance) - 3);
   }
 

@@ -35,6 +35,12 @@ function buildLife(id, policyOf) {
   }
 
   function draw(chart, pen) {
+    pen.fillStyle = colours.wash; // what has been read; what is still held is painted over it
+    pen.beginPath();
+    pen.moveTo(MARGIN.left, MARGIN.top);
+    pen.lineTo(MARGIN.left + chart.width, MARGIN.top);
+    pen.lineTo(MARGIN.left + chart.width, MARGIN.top + chart.height);
+    pen.fill();
     pen.drawImage(lifeImage(dropped, Math.round(chart.width), Math.round(chart.height)),
       MARGIN.left, MARGIN.top, chart.width, chart.height);
     pen.fillStyle = colours.gone;
