@@ -111,6 +111,7 @@ def expected(run, head, policy, t):
 
 LISTED = "return [...document.querySelectorAll('#targets li')].map((li) => [Number(li.dataset.t), li.dataset.gone])"
 MARKED = "return [...document.querySelectorAll('#text .target')].map((s) => [Number(s.dataset.t), s.matches('.gone')])"
+GLOBAL = "return [...document.querySelectorAll('#text .global')].map((s) => Number(s.dataset.t))"
 
 
 def shows(driver, run, head, policy, t):
@@ -118,6 +119,7 @@ def shows(driver, run, head, policy, t):
     listed = [(j, gone == "true") for j, gone in driver.execute_script(LISTED)]
     assert listed == want
     assert [tuple(pair) for pair in driver.execute_script(MARKED)] == sorted(want)
+    assert driver.execute_script(GLOBAL) == np.flatnonzero(run["is_global"][head]).tolist()
 
 
 def busy(run, head, policy):
@@ -135,8 +137,6 @@ def test_first_view(page):
     assert (seen["head"]["layer"], seen["head"]["head"]) == (run["heads"][best]["layer"], run["heads"][best]["head"])
     assert (seen["policy"], seen["other"], seen["pinned"]) == ("beaconkv", "snapkv", False)
     shows(page, run, best, 0, seen["token"])
-    marked = page.execute_script("return [...document.querySelectorAll('#text .global')].map((s) => +s.dataset.t)")
-    assert marked == np.flatnonzero(run["is_global"][best]).tolist()
     assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
@@ -164,18 +164,30 @@ def test_pointing_and_clicking(page):
     quiet(page)
 
 
-@pytest.mark.parametrize("policy", [-1, 0, 1])
-def test_head_and_policy(page, policy):
+def test_head_and_policy(page):
     """Another head may read another layer and another KV head, whose entries were evicted at other times."""
     run = small()
-    choose(page, "policy", policy)
+    click(page, busy(run, 0, 1))
     for head in range(len(run["heads"])):
         choose(page, "head", head)
-        t = busy(run, head, max(policy, 0))
-        click(page, t)
-        shows(page, run, head, policy, t)
-        page.find_element(By.ID, "text").send_keys(Keys.ESCAPE)
+        for policy in (-1, 0, 1):
+            choose(page, "policy", policy)
+            shows(page, run, head, policy, state(page)["token"])
     quiet(page)
+
+
+def test_the_query_after_which_an_entry_is_evicted_still_sees_it(page):
+    run = small()
+    choose(page, "head", 0)
+    head = run["heads"][0]
+    dropped = run["policies"][0]["dropped"][run["layers"].index(head["layer"]), head["kv_head"]]
+    looked = run["targets"][0]
+    there = np.argwhere((looked >= 0) & (dropped[looked] == np.arange(len(looked))[:, None]))
+    t, k = there[0].tolist()
+    click(page, t)
+    row = page.find_element(By.CSS_SELECTOR, f'#targets li[data-t="{looked[t, k]}"]')
+    assert row.get_attribute("data-gone") == "false"
+    shows(page, run, 0, 0, t)
 
 
 def test_a_click_on_the_heat_map(page):
@@ -225,10 +237,11 @@ def test_keyboard(page):
     quiet(page)
 
 
-def test_plots_tell_the_numbers(page):
+@pytest.mark.parametrize("after", [0, 1, 5], ids=["just before an eviction", "just after", "later"])
+def test_plots_tell_the_numbers(page, after):
     run = small()
     choose(page, "head", 0)
-    t = busy(run, 0, 1)
+    t = int(run["policies"][1]["steps"][2]) + after
     click(page, t)
     frames(page)
     say = {name: page.find_element(By.CSS_SELECTOR, f"#{name} output").text for name in ("life-1", "lost", "coverage")}
@@ -237,7 +250,11 @@ def test_plots_tell_the_numbers(page):
     dropped = second["dropped"][run["layers"].index(head["layer"]), head["kv_head"]]
     held = int(np.sum((np.arange(len(dropped)) <= t) & (t <= dropped)))
     missed = sum(gone for _, gone in expected(run, 0, 1, t))
-    assert f"{held} of {t + 1} entries held; {missed} of the entries" in say["life-1"]
+    looked = len(expected(run, 0, 1, t))
+    assert f"{held} of {t + 1} entries held; {missed} of the {looked} entries" in say["life-1"]
+    every = [gone for query in range(len(run["tokens"])) for _, gone in expected(run, 0, 1, query)]
+    caption = page.find_element(By.CSS_SELECTOR, "#life-1 figcaption").text
+    assert f"{sum(every):,} of {len(every):,} looks came after the eviction" in caption
     lost = 100 * second["lost"][0, np.searchsorted(second["steps"], t)]
     assert f"snapkv, budget 64 {lost:.{1 if lost < 9.95 else 0}f} %" in say["lost"]
     covered = run["policies"][0]["coverage"][0, t]

@@ -60,7 +60,7 @@ def test_text_cannot_break_out():
     evil = "</script><script>window.hacked = 1</script><!-- & \u2028 \ud800 \x00"
     given = data.run(length=60)
     given["tokens"][3] = evil
-    given |= {"title": "<b>{{data}}</b>", "subtitle": "a & b", "facts": ["<i>bold</i>"]}
+    given |= {"title": "<b>{{data}}</b>", "subtitle": "a & b \ud800", "facts": ["<i>bold</i>"]}
     given["policies"][0]["label"] = evil
     text = page.render_page(given)
     assert text.count("<script") == text.count("</script>") == 3

@@ -98,6 +98,11 @@ class Chart {
     pen.fillRect(left, top, (run.prompt_length / run.length) * this.width, this.height);
     pen.font = `11px ${getComputedStyle(document.body).fontFamily}`;
     pen.fillStyle = colours.soft;
+    if (this.x(run.prompt_length) - left > 50) {
+      pen.textAlign = "left";
+      pen.textBaseline = "middle";
+      pen.fillText("prompt", left + 5, this.low < this.high ? top + 9 : bottom - 9); // the corner with least in it
+    }
     pen.strokeStyle = colours.rule;
     pen.lineWidth = 1;
     const line = (x0, y0, x1, y1) => { pen.beginPath(); pen.moveTo(x0, y0); pen.lineTo(x1, y1); pen.stroke(); };

@@ -15,6 +15,7 @@ function buildLives() {
 function buildLife(id, policyOf) {
   let dropped = null;
   let held = null;
+  let misses = null;
   const chart = new Chart(id, {
     name: "Entries of the cache over time",
     xLabel: "time: position of the query (tokens)",
@@ -28,9 +29,9 @@ function buildLife(id, policyOf) {
   function update() {
     dropped = droppedOf(policyOf(), state.head);
     held = heldOver(dropped);
-    const misses = missesOf(dropped);
+    misses = missesOf(state.head, dropped);
     const caption = make("b", "", policyName(policyOf()));
-    byId(id).querySelector("figcaption").replaceChildren(caption, `: ${misses}`);
+    byId(id).querySelector("figcaption").replaceChildren(caption, `: ${missesText()}`);
     chart.paint();
   }
 
@@ -44,12 +45,10 @@ function buildLife(id, policyOf) {
     pen.drawImage(lifeImage(dropped, Math.round(chart.width), Math.round(chart.height)),
       MARGIN.left, MARGIN.top, chart.width, chart.height);
     pen.fillStyle = colours.gone;
-    for (let t = 0; t < run.length; t++) {
-      for (const target of targetsOf(state.head, t, dropped)) {
-        if (!target.gone) continue;
-        pen.globalAlpha = Math.min(1, 0.3 + 4 * target.weight);
-        pen.fillRect(chart.x(t) - 1, chart.y(target.t + 0.5) - 1, 2, 2);
-      }
+    for (const k of misses) {
+      const t = Math.floor(k / run.numTargets) % run.length;
+      pen.globalAlpha = Math.min(1, 0.3 + 4 * run.weights[k]);
+      pen.fillRect(chart.x(t) - 1, chart.y(run.targets[k] + 0.5) - 1, 2, 2);
     }
     pen.globalAlpha = 1;
   }
@@ -57,14 +56,23 @@ function buildLife(id, policyOf) {
   function read(t, v) {
     const size = `at ${count(t)}: ${count(held[t])} of ${count(t + 1)} entries held`;
     if (v === undefined) {
-      const gone = targetsOf(state.head, t, dropped).filter((target) => target.gone).length;
-      return `${size}; ${gone} of the entries this token looks at had been evicted`;
+      const looked = targetsOf(state.head, t, dropped);
+      const gone = looked.filter((target) => target.gone).length;
+      return `${size}; ${gone} of the ${looked.length} entries that this token looks at had been evicted`;
     }
     const j = Math.max(0, Math.min(run.length - 1, Math.floor(v)));
     const name = `entry ${count(j)} \u201c${inline(run.tokens[j])}\u201d`;
     if (j > t) return `${size}; ${name} not read yet`;
     if (dropped[j] >= run.length) return `${size}; ${name} held to the end`;
     return `${size}; ${name} ${t > dropped[j] ? "was" : "will be"} evicted after ${count(dropped[j])}`;
+  }
+
+  function missesText() {
+    const size = run.length * run.numTargets;
+    const targets = run.targets.subarray(state.head * size, (state.head + 1) * size);
+    const looks = targets.reduce((sum, target) => sum + (target >= 0), 0);
+    const share = percent(looks ? misses.length / looks : 0);
+    return `${count(misses.length)} of ${count(looks)} looks came after the eviction (${share})`;
   }
 
   onChange(["head", "policy", "other"], update);
@@ -83,15 +91,16 @@ function heldOver(dropped) {
   return held;
 }
 
-function missesOf(dropped) {
-  let [looks, missed] = [0, 0];
+/** Indices into run.targets: those of head i that had been evicted when their query came. */
+function missesOf(i, dropped) {
+  const found = [];
+  let k = i * run.length * run.numTargets;
   for (let t = 0; t < run.length; t++) {
-    for (const target of targetsOf(state.head, t, dropped)) {
-      looks += 1;
-      missed += target.gone ? 1 : 0;
+    for (const end = k + run.numTargets; k < end; k++) {
+      if (run.targets[k] >= 0 && t > dropped[run.targets[k]]) found.push(k);
     }
   }
-  return `${count(missed)} of ${count(looks)} looks came after the eviction (${percent(looks ? missed / looks : 0)})`;
+  return found;
 }
 
 /** The held region, one pixel a cell: as dark as the share of the cell's entries and moments that are held. */
