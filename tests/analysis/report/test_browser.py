@@ -233,6 +233,7 @@ def test_keyboard(page):
     assert state(page)["token"] == 0
     plot = page.find_element(By.CSS_SELECTOR, "#distance .plot")
     plot.send_keys(Keys.ARROW_RIGHT)
+    frames(page)
     assert (state(page)["token"], plot.get_attribute("aria-valuenow")) == (1, "1")
     quiet(page)
 

@@ -9,14 +9,16 @@ function tickStep(span, wanted) {
   return power * ([1, 2, 5, 10].find((factor) => factor * power >= raw) ?? 10);
 }
 
-/** Size a canvas to its place on the page; pixels of the device, coordinates of CSS. */
+/** Size a canvas to its place on the page, and wipe it; pixels of the device, coordinates of CSS. */
 function fit(canvas, width, height) {
   const scale = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * scale);
-  canvas.height = Math.round(height * scale);
+  const [wide, high] = [Math.round(width * scale), Math.round(height * scale)];
+  if (canvas.width !== wide || canvas.height !== high) [canvas.width, canvas.height] = [wide, high];
   const pen = canvas.getContext("2d");
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   pen.clearRect(0, 0, width, height);
+  pen.setLineDash([]);
+  [pen.lineWidth, pen.globalAlpha] = [1, 1];
   return pen;
 }
 
@@ -35,8 +37,14 @@ class Chart {
     this.over = make("canvas");
     this.plot.append(this.base, this.over);
     this.at = null; // where the pointer is: {t, v}
+    this.stale = false; // what the next frame paints anew: all, or the line at the token only
     this.waiting = false;
-    new ResizeObserver(() => this.paint()).observe(this.plot);
+    // Sizes are kept: asking for them while the token changes would make the browser lay out the page each time.
+    [this.wide, this.tall] = [0, 0];
+    new ResizeObserver(() => {
+      [this.wide, this.tall] = [this.plot.clientWidth, this.plot.clientHeight];
+      this.paint();
+    }).observe(this.plot);
     this.listen();
   }
 
@@ -50,8 +58,8 @@ class Chart {
       const t = Math.round(this.toT(event.clientX - box.left));
       return { t: Math.max(0, Math.min(run.length - 1, t)), v: this.toV(event.clientY - box.top) };
     };
-    plot.addEventListener("pointermove", (event) => { this.at = place(event); this.mark(); });
-    plot.addEventListener("pointerleave", () => { this.at = null; this.mark(); });
+    plot.addEventListener("pointermove", (event) => { this.at = place(event); this.soon(); });
+    plot.addEventListener("pointerleave", () => { this.at = null; this.soon(); });
     plot.addEventListener("click", (event) => { pin(place(event).t); reveal(state.token); });
     plot.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -50, PageUp: 50,
@@ -61,34 +69,45 @@ class Chart {
       pin(state.token + move);
       reveal(state.token);
     });
-    onChange(["token"], () => this.mark());
+    onChange(["token"], () => this.soon());
   }
 
-  get width() { return Math.max(1, this.plot.clientWidth - MARGIN.left - MARGIN.right); }
-  get height() { return Math.max(1, this.plot.clientHeight - MARGIN.top - MARGIN.bottom); }
+  get width() { return Math.max(1, this.wide - MARGIN.left - MARGIN.right); }
+  get height() { return Math.max(1, this.tall - MARGIN.top - MARGIN.bottom); }
   x(t) { return MARGIN.left + ((t + 0.5) / run.length) * this.width; }
   y(v) { return MARGIN.top + (1 - (v - this.low) / (this.high - this.low)) * this.height; }
   toT(x) { return ((x - MARGIN.left) / this.width) * run.length - 0.5; }
   toV(y) { return this.low + (1 - (y - MARGIN.top) / this.height) * (this.high - this.low); }
 
-  /** Paint with the next frame, however often it is asked for. */
+  /** Paint all with the next frame. */
   paint() {
+    this.stale = true;
+    this.soon();
+  }
+
+  /** Paint what has changed with the next frame, however often it is asked for. */
+  soon() {
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
-      if (!this.plot.clientWidth) return; // hidden
-      [this.low, this.high] = this.yLimits();
-      const pen = fit(this.base, this.plot.clientWidth, this.plot.clientHeight);
-      this.axes(pen);
-      pen.save();
-      pen.beginPath();
-      pen.rect(MARGIN.left, MARGIN.top, this.width, this.height);
-      pen.clip();
-      this.draw(this, pen);
-      pen.restore();
+      if (!this.wide) return; // hidden
+      if (this.stale) this.paintNow();
       this.mark();
     });
+  }
+
+  paintNow() {
+    this.stale = false;
+    [this.low, this.high] = this.yLimits();
+    const pen = fit(this.base, this.wide, this.tall);
+    this.axes(pen);
+    pen.save();
+    pen.beginPath();
+    pen.rect(MARGIN.left, MARGIN.top, this.width, this.height);
+    pen.clip();
+    this.draw(this, pen);
+    pen.restore();
   }
 
   axes(pen) {
@@ -137,8 +156,7 @@ class Chart {
 
   /** The line at the token, or at the pointer, and what the plot says there. */
   mark() {
-    if (this.low === undefined || !this.plot.clientWidth) return;
-    const pen = fit(this.over, this.plot.clientWidth, this.plot.clientHeight);
+    const pen = fit(this.over, this.wide, this.tall);
     const line = (t, dashes) => {
       pen.setLineDash(dashes);
       pen.beginPath();

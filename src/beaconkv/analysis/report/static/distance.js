@@ -32,7 +32,7 @@ function buildDistance() {
     pen.setLineDash([4, 3]);
     pen.beginPath();
     pen.moveTo(0, chart.y(run.local_distance));
-    pen.lineTo(chart.plot.clientWidth, chart.y(run.local_distance));
+    pen.lineTo(chart.wide, chart.y(run.local_distance));
     pen.stroke();
     pen.fillStyle = colours.ink;
     pen.textAlign = "left";
