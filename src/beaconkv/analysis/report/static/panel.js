@@ -46,5 +46,6 @@ function sum(found) {
   const all = `${found.length === 1 ? "This entry holds" : `These ${found.length} hold`} ${share(found)} of its attention`;
   if (state.policy < 0) return `${all}.`;
   if (!gone.length) return `${all}; ${found.length === 1 ? "it was" : "all were"} still in the cache under ${policyName(state.policy)}.`;
-  return `${all}; ${gone.length} of them, with ${share(gone)}, had been evicted under ${policyName(state.policy)}.`;
+  const which = gone.length < found.length ? `${gone.length} of them, with ${share(gone)},` : found.length === 1 ? "it" : "all";
+  return `${all}; ${which} had been evicted under ${policyName(state.policy)}.`;
 }
