@@ -86,7 +86,11 @@ def test_local_queries_are_compared_where_there_are_enough():
     is_global = torch.arange(140) < 60
     found = cluster_check(torch.cat([far, near]), is_global)
     assert found.count == 60
-    assert found.silhouette > found.local + 0.2
+    assert found.beside_local > found.local + 0.2
+    fewer = cluster_check(torch.cat([far, near[:40]]), is_global[:100])
+    assert fewer.beside_local > fewer.local + 0.2
+    assert fewer.silhouette == found.silhouette
+    assert np.isnan(cluster_check(torch.cat([far, near[:31]]), is_global[:91]).local)
     assert cluster_check(torch.cat([far, near]), torch.arange(140) < 31) is None
 
 

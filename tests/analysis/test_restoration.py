@@ -5,7 +5,8 @@ import torch
 
 from beaconkv.analysis.losses import compare_policies
 from beaconkv.analysis.replay import replay
-from beaconkv.analysis.restoration import most_missed, restore
+from beaconkv.analysis.restoration import missed_soon, most_missed, restore
+from tests.analysis.test_replay import direct_weights
 from tests.analysis.traces import tiny_trace
 from tests.hidden import Recorder, full_logits
 from tests.tiny import tiny
@@ -60,6 +61,20 @@ def test_most_missed_entries_come_first(tmp_path):
     mass = [(outcome.later_mass * (number == 2))[:, :, j].sum().item() for j in range(110)]
     assert [mass[j] for j in order] == sorted(mass, reverse=True)[: len(order)]
     assert len(order) == 5
+
+
+def test_what_is_missed_soon_equals_slow_loops(tmp_path):
+    trace = tiny_trace(tmp_path, length=80)
+    one = replay(trace, "recent:16", 40, **SMALL)
+    found = missed_soon(trace, one, 9)
+    for number, layer in enumerate(trace.info.layers):
+        weights = direct_weights(trace, layer).float()
+        for head in range(2):
+            for j in range(80):
+                step = int(one.dropped[number, head, j])
+                expected = weights[3 * head : 3 * head + 3, step + 1 : step + 10, j].sum() if step < 80 else 0
+                assert found[number, head, j].item() == pytest.approx(float(expected), abs=1e-5)
+    assert found.max() > 0.05
 
 
 def test_what_cannot_be_put_back_is_refused(tmp_path):

@@ -42,7 +42,7 @@ class Diagnosis:
             "heads_clustered": len(significant),
             "silhouette": _mean(c.silhouette for c in tested),
             "silhouette_shuffled": _mean(c.shuffled for c in tested),
-            "silhouette_global_beside_local": _mean(c.silhouette for c in beside),
+            "silhouette_global_beside_local": _mean(c.beside_local for c in beside),
             "silhouette_local": _mean(c.local for c in beside),
             "frequency": [[round(x, 4) for x in row] for row in self.frequency.tolist()],
             "clusters": [

@@ -71,7 +71,8 @@ class Clustering:
         shuffled: mean of the best silhouettes of shuffled queries: each dimension permuted by itself, so that every
             dimension keeps its values and only what ties dimensions together is gone.
         highest_shuffled: the highest of them.
-        local: best silhouette of as many local queries of the same head; NaN where there are not so many.
+        local: best silhouette of local queries of the same head; NaN where these are too few.
+        beside_local: best silhouette of as many global queries as there were local ones; NaN with it.
         p_value: share of shuffles at least as good, the real one counted among them.
     """
 
@@ -81,6 +82,7 @@ class Clustering:
     shuffled: float
     highest_shuffled: float
     local: float
+    beside_local: float
     p_value: float
 
 
@@ -128,17 +130,18 @@ def cluster_check(
     """
     draw = torch.Generator().manual_seed(seed)
     far, near = (which.nonzero().flatten() for which in (is_global, ~is_global))
-    far = far[torch.randperm(len(far), generator=draw)[:most]]
-    if len(far) < 4 * max(clusters):
+    far, near = (which[torch.randperm(len(which), generator=draw)[:most]] for which in (far, near))
+    least = 4 * max(clusters)
+    if len(far) < least:
         return None
-    near = near[torch.randperm(len(near), generator=draw)[: len(far)]]
     real = queries[far].float()
-    shuffled = [torch.rand(shuffles, *real.shape, generator=draw).argsort(dim=1)]
-    shuffled = real.expand(shuffles, -1, -1).gather(1, shuffled[0])
+    order = torch.rand(shuffles, *real.shape, generator=draw).argsort(dim=1)
+    shuffled = real.expand(shuffles, -1, -1).gather(1, order)
     values, numbers = best_silhouettes(torch.cat([real.unsqueeze(0), shuffled]), clusters)
-    local = float("nan")
-    if len(near) == len(far):
-        local = best_silhouettes(queries[near].float().unsqueeze(0), clusters)[0].item()
+    local = beside = float("nan")
+    if (both := min(len(far), len(near))) >= least:
+        pair = torch.stack([queries[near[:both]], queries[far[:both]]]).float()
+        local, beside = best_silhouettes(pair, clusters)[0].tolist()
     chance = values[1:]
     return Clustering(
         count=len(far),
@@ -147,5 +150,6 @@ def cluster_check(
         shuffled=chance.mean().item(),
         highest_shuffled=chance.max().item(),
         local=local,
+        beside_local=beside,
         p_value=(1 + int((chance >= values[0]).sum())) / (1 + shuffles),
     )

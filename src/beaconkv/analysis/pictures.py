@@ -71,7 +71,7 @@ def draw_attention(
         page = Page(3.1)
         title = f"layer {layer}, head {head}: attention of queries {start} to {stop - 1} (logarithmic)"
         page.text(0.1, 0.08, title)
-        left = page.axes(0.55, 0.35, 3.9, 2.3)
+        left = page.axes(0.55, 0.35, 3.7, 2.3)
         image = left.imshow(
             rows.clamp_min(FLOOR).numpy(),
             aspect="auto",
@@ -87,7 +87,7 @@ def draw_attention(
         left.set_ylabel("query (position); ▸ global", labelpad=8)
         bar = page.figure.colorbar(image, ax=left, pad=0.02, fraction=0.04)
         bar.outline.set_visible(False)
-        right = page.axes(5.0, 0.35, 2.05, 2.3)
+        right = page.axes(5.15, 0.35, 1.9, 2.3)
         for which, colour, name in ((~far, LOCAL, "local"), (far, GLOBAL, "global")):
             own = which.clone()
             own[: trace.info.prompt_length] = False
@@ -96,7 +96,7 @@ def draw_attention(
                 right.plot(*shares, color=colour, label=f"{name} ({int(own.sum())})", linewidth=1)
         right.set_xscale("symlog", linthresh=1)
         right.set_xlabel("distance to the entry (tokens)")
-        right.set_ylabel("share of attention within that distance")
+        right.set_title("share of attention within a distance", loc="left")
         right.set_ylim(0, 1)
         right.legend(frameon=False, fontsize=SMALL, title="queries", title_fontsize=SMALL)
         return save(page, path)
@@ -182,15 +182,19 @@ def draw_clusters(diagnosis: Diagnosis, path: Path) -> Path | None:
     with looks():
         page = Page(3.0)
         page.text(
-            0.1, 0.08, f"do global queries fall into groups? each dot one of {len(tested)} heads; above the line: yes"
+            0.1, 0.08, f"do global queries fall into groups? each dot one of {len(tested)} heads; above the line: more"
         )
-        panels = (("best of the shuffled queries", "highest_shuffled"), ("as many local queries of the head", "local"))
-        for i, (label, name) in enumerate(panels):
+        panels = (
+            ("best of the shuffled queries", [(c.highest_shuffled, c.silhouette) for c in tested]),
+            ("as many local queries", [(c.local, c.beside_local) for c in tested if c.local == c.local]),
+        )
+        for i, (label, pairs) in enumerate(panels):
             axes = page.axes(0.55 + 3.5 * i, 0.35, 2.9, 2.2)
-            pairs = [(getattr(c, name), c.silhouette) for c in tested if getattr(c, name) == getattr(c, name)]
             axes.plot([0, 1], [0, 1], color=PALE, linewidth=1, zorder=0)
             if pairs:
                 axes.scatter(*zip(*pairs, strict=True), s=6, color=GLOBAL, linewidths=0, alpha=0.7)
+            else:
+                axes.text(0.5, 0.45, "too few of them in every head", ha="center", color=GREY)
             low, high = _limits([value for pair in pairs for value in pair])
             axes.set_xlim(low, high)
             axes.set_ylim(low, high)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..integrations.transformers import cache_argument
 from ..integrations.transformers.hiding import HidingCache
+from .attention import attention_blocks
 from .replay import Replay
 from .trace import Trace
 
@@ -105,14 +106,32 @@ def _require_whole(model: nn.Module, cache: HidingCache, trace: Trace, replay: R
         )
 
 
-def most_missed(later_mass: Tensor, event_of: Tensor, event: int, count: int) -> list[int]:
-    """Positions of the entries of one eviction that later queries would have attended to most, strongest first.
+def missed_soon(trace: Trace, replay: Replay, window: int) -> Tensor:
+    """Attention that the ``window`` queries right after an eviction would have paid to what it dropped.
+
+    Returns:
+        (L, H_kv, T) float32 for each dropped entry, summed over these queries and the heads of the group; 0 for
+        entries that stayed.
+    """
+    missed = torch.zeros(replay.dropped.shape)
+    for number, layer in enumerate(replay.layers):
+        step = replay.dropped[number].long().unsqueeze(1)  # (H_kv, 1, T)
+        for start, weights in attention_blocks(trace, layer):
+            num, size = weights.shape[2:]
+            at = torch.arange(start, start + num).view(1, -1, 1)
+            soon = (at > step[:, :, :size]) & (at <= step[:, :, :size] + window)
+            missed[number, :, :size] += (weights.sum(1) * soon).sum(1)
+    return missed
+
+
+def most_missed(mass: Tensor, event_of: Tensor, event: int, count: int) -> list[int]:
+    """Positions of the entries of one eviction that would have got most attention, strongest first.
 
     Args:
-        later_mass: (L, H_kv, T), as in :class:`beaconkv.analysis.demand.Loss`.
+        mass: (L, H_kv, T), as of :func:`missed_soon`, or ``later_mass`` of a loss.
         event_of: (L, H_kv, T), as of :meth:`Replay.event_of`.
     """
     here = event_of == event
-    mass = (later_mass * here).sum((0, 1))
-    order = mass.argsort(descending=True, stable=True).tolist()
+    total = (mass * here).sum((0, 1))
+    order = total.argsort(descending=True, stable=True).tolist()
     return [j for j in order if here[:, :, j].any()][:count]

@@ -6,14 +6,18 @@ from pathlib import Path
 
 import typer
 
-from ..evaluation import load_tasks
+from ..analysis.recorder import record
+from ..evaluation import load_tasks, read_records
 from ..evaluation.cells import make_cells
 from ..evaluation.decoding import Sampling
 from ..evaluation.figures import draw
 from ..evaluation.run import Evaluation
 from ..models import load
+from ..models.load import LoadedModel
+from ..provenance import provenance
 from .common import console, parse_budgets, print_json, report, split
 from .evaluate import run_evaluation, show_quality
+from .report import write_page
 
 
 def demo(
@@ -24,7 +28,7 @@ def demo(
     out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; made anew."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
-    """Let the bundled reasoner solve problems with the full cache and with small ones: exact answers, and a picture."""
+    """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
     cells = make_cells(split(policies), parse_budgets(budgets))
     tasks = load_tasks(task, samples)
     loaded = load("reasoner", report=report)
@@ -45,3 +49,26 @@ def demo(
         highlight=False,
     )
     console.print(f"picture: {picture[1]}, numbers: {picture[0]}, samples: {out / 'samples.jsonl'}", highlight=False)
+    console.print(f"page to explore what the model looks back at: {_page(loaded, out)}", highlight=False)
+
+
+def _page(loaded: LoadedModel, out: Path) -> Path:
+    """A page about the first problem that the full cache solved: what it looked back at, and what was dropped."""
+    solved = next(r for r in read_records(out / "samples.jsonl") if r["policy"] == "full" and r["correct"])
+    number = int(solved["problem"].rsplit("/", 1)[1])
+    prompt = load_tasks(solved["task"], number + 1)[0].problems[number].prompt
+    ids = loaded.tokenizer(prompt)["input_ids"]
+    answer = loaded.tokenizer(solved["response"], add_special_tokens=False)["input_ids"]
+    trace = record(
+        loaded.model,
+        loaded.tokenizer,
+        ids + answer,
+        len(ids),
+        out / "demo.trace",
+        name="reasoner",
+        provenance=provenance(model="reasoner"),
+    )
+    page = out / "page.html"
+    # The keys that a small head attends to are few, and a chain of some hundred tokens is short.
+    write_page(trace, [("beaconkv", 192), ("recent", 192)], page, top_keys=8, distance=100)
+    return page

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..analysis.losses import Outcome, compare_policies
 from ..analysis.pictures import draw_losses
-from ..analysis.restoration import most_missed, restore
+from ..analysis.restoration import missed_soon, most_missed, restore
 from ..analysis.trace import Trace
 from ..evaluation.cells import make_cells
 from ..models import load
@@ -38,7 +38,7 @@ def replay(
     budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
     scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
     restored: int = typer.Option(0, "--restore", help="Put so many of an eviction's entries back; needs the model."),
-    event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one most missed later."),
+    event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one missed most soon after."),
     window: int = typer.Option(64, help="Tokens after it whose prediction is looked at."),
     model: str | None = typer.Option(None, "--model", "-m", help="For --restore; default: the trace's model."),
     out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
@@ -62,7 +62,11 @@ def replay(
         **provenance(model=opened.info.model),
     }
     if restored:
-        result["restored"] = [_restore(opened, outcome, restored, event, window, model) for outcome in outcomes]
+        name = model or opened.info.model
+        if not name:
+            raise ValueError("the trace does not say which model it is of: give --model")
+        loaded = load(name, report=say).model
+        result["restored"] = [_restore(opened, outcome, restored, event, window, loaded) for outcome in outcomes]
     out.mkdir(parents=True, exist_ok=True)
     (out / "replay.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     draw_losses(outcomes, out / "replay.png")
@@ -83,28 +87,21 @@ def replay(
             )
 
 
-_LOADED: dict[str, Any] = {}
-
-
-def _restore(
-    trace: Trace, outcome: Outcome, count: int, event: int | None, window: int, model: str | None
-) -> dict[str, Any]:
+def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, window: int, model: Any) -> dict[str, Any]:
     """Put the most missed entries of one eviction back, one at a time."""
-    name = model or trace.info.model
-    if not name:
-        raise ValueError("the trace does not say which model it is of: give --model")
-    number, events = outcome.replay.event_of(), outcome.events()
+    number, events = outcome.replay.event_of(), len(outcome.replay.steps)
+    result = {"policy": outcome.replay.policy, "budget": outcome.replay.budget}
     if not events:
-        return {"policy": outcome.replay.policy, "budget": outcome.replay.budget, "entries": []}
+        return {**result, "entries": []}
+    missed = missed_soon(trace, outcome.replay, window)
     if event is None:
-        event = max(events[:-1] or events, key=lambda row: row["later_mass"])["event"]
-    loaded = _LOADED.get(name) or _LOADED.setdefault(name, load(name, report=say))
-    places = most_missed(outcome.later_mass, number, event, count)
-    found = restore(loaded.model, trace, outcome.replay, event, places, window)
+        usable = [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + window < len(trace)] or [1]
+        event = max(usable, key=lambda e: (missed * (number == e)).sum().item())
+    places = most_missed(missed, number, event, count)
+    found = restore(model, trace, outcome.replay, event, places, window)
     here = number == event
     return {
-        "policy": outcome.replay.policy,
-        "budget": outcome.replay.budget,
+        **result,
         "event": event,
         "step": found.step,
         "window": found.window,
@@ -115,7 +112,7 @@ def _restore(
                 "position": place,
                 "text": trace.info.pieces[place],
                 "dropped_in": int(here[:, :, place].sum()),
-                "later_mass": (outcome.later_mass * here)[:, :, place].sum().item(),
+                "missed": (missed * here)[:, :, place].sum().item(),
                 "kl_restored": found.single[place],
             }
             for place in places
@@ -149,9 +146,9 @@ def _restored_table(one: dict[str, Any]) -> Table:
         f"over the next {one['window']} tokens {one['kl_evicted']:.4f}, without this eviction {one['kl_before']:.4f}"
     )
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("position", "text", "KV heads that dropped it", "later attention", "KL with it back"):
+    for name in ("position", "text", "KV heads that dropped it", "attention missed", "KL with it back"):
         table.add_column(name, justify="left" if name == "text" else "right")
     for row in one["entries"]:
         cells = str(row["position"]), repr(row["text"]), str(row["dropped_in"])
-        table.add_row(*cells, f"{row['later_mass']:.2f}", f"{row['kl_restored']:.4f}")
+        table.add_row(*cells, f"{row['missed']:.2f}", f"{row['kl_restored']:.4f}")
     return table

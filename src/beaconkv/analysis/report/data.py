@@ -40,19 +40,22 @@ def page_data(
     shown = choose_heads(diagnosis.frequency, most)
     number, head = torch.tensor(shown).T
     found = diagnosis.revisiting
+    num_heads = max(trace.info.heads) + 1
+    frequency = torch.full((len(layers), num_heads), torch.nan)  # heads that were not recorded are blank
+    frequency[:, trace.info.heads] = diagnosis.frequency
     return {
         "title": f"{trace.info.model or 'a model'} · {len(trace):,} tokens",
         "subtitle": " ".join(map(str, trace.info.provenance.get("command", []))),
         "facts": facts(trace, diagnosis, outcomes),
         "tokens": trace.info.pieces,
         "prompt_length": trace.info.prompt_length,
-        "local_distance": found.distance,
+        "local_distance": round(found.distance),
         "top_keys": found.top_keys,
-        "num_layers": len(layers),
-        "num_heads": trace.info.num_heads,
+        "num_layers": trace.info.config.get("num_hidden_layers", max(layers) + 1),
+        "num_heads": num_heads,
         "num_kv_heads": len(trace.info.kv_heads),
         "layers": layers,
-        "frequency": diagnosis.frequency.numpy(),
+        "frequency": frequency.numpy(),
         "heads": [
             {
                 "layer": layers[i],
@@ -127,7 +130,7 @@ def _policy(outcome: Outcome, number: Tensor, head: Tensor) -> dict[str, Any]:
 
     coverage = outcome.replay.coverage[number, head]
     return {
-        "label": outcome.replay.label,
+        "label": outcome.replay.policy,
         "budget": outcome.replay.budget,
         "colour": style_of(outcome.replay.policy).colour,
         "summary": [
