@@ -138,3 +138,13 @@ def test_the_papers_ablations_are_presets():
     assert (policy.query_pool, policy.group_pool) == ("mean", "max")
     assert make_policy("recent:16").n_recent == 16
     assert make_policy("recent:32") == make_policy("recent")
+
+
+def test_our_own_preset_is_kept_apart_from_the_papers():
+    plus = make_policy("beaconkv:plus")
+    assert (plus.n_recent, plus.n_beacon, plus.query_pool, plus.group_pool) == (4, 12, "mean", "max")
+    assert plus.redundancy_weight == 0.1
+    presets = type(plus).presets
+    assert "this project" in presets["plus"].source
+    assert "not the paper's" in presets["plus"].note
+    assert all("arXiv 2609.04971" in preset.source for name, preset in presets.items() if name != "plus")
