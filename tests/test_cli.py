@@ -218,8 +218,11 @@ def test_long_paragraphs_keep_the_status_on_the_screen():
 
 def test_version_and_help():
     assert run("--version").stdout.strip() == __import__("beaconkv").__version__
+    shown = run("--help").stdout
     for command in ("generate", "policies", "plan", "demo", "compare", "eval", "fidelity", "figure"):
-        assert command in run("--help").stdout
+        assert command in shown
+    for command in ("trace", "replay", "report"):
+        assert command in shown
 
 
 def test_units_and_settings():

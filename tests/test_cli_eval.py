@@ -61,6 +61,9 @@ def test_demo(tmp_path):
     assert "exact answers in %, 95% interval (2 problems)" in done.stdout
     assert (tmp_path / "fig8.png").read_bytes().startswith(b"\x89PNG")
     assert "streaming_llm" in (tmp_path / "fig8.md").read_text()
+    assert str(tmp_path / "page.html") in done.stdout.replace("\n", "")
+    page = (tmp_path / "page.html").read_text()
+    assert "streaming_llm at 64 keeps at most 64 entries" in page
     document = json.loads(run("demo", *options, "--out", tmp_path, "--json").stdout)
     assert {row["policy"] for row in document["rows"]} == {"full", "streaming_llm"}
 
@@ -75,6 +78,7 @@ def test_demo(tmp_path):
         (("eval", "--runs", "2"), "error: runs=2 at temperature 0 would be copies of one run"),
         (("eval", "--samples", "0"), "error: samples must be at least 1, got 0"),
         (("eval", "-m", "no-such-model"), "error: unknown model 'no-such-model'"),
+        (("demo", "--policies", "beaconkv,rkv"), "error: the demo compares with the full cache"),
         (("demo", "--task", "plan@7"), "error: the length of task 'plan@7' must be a number in (0, 1], got '7'"),
     ],
 )

@@ -30,6 +30,10 @@ def demo(
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
     cells = make_cells(split(policies), parse_budgets(budgets))
+    if all(cell.policy != "full" for cell in cells) or all(cell.budget is None for cell in cells):
+        raise ValueError(
+            f"the demo compares with the full cache: policies must hold full and another; got {policies!r}"
+        )
     tasks = load_tasks(task, samples)
     loaded = load("reasoner", report=report)
     evaluation = Evaluation(loaded, tasks, cells, Sampling(32768), batch_size=samples)
@@ -49,12 +53,14 @@ def demo(
         highlight=False,
     )
     console.print(f"picture: {picture[1]}, numbers: {picture[0]}, samples: {out / 'samples.jsonl'}", highlight=False)
-    console.print(f"page to explore what the model looks back at: {_page(loaded, out)}", highlight=False)
+    small = [(cell.policy, cell.budget) for cell in cells if cell.budget == min(c.budget for c in cells if c.budget)]
+    page = _page(loaded, small[:2], out)
+    console.print(f"page to explore what the model looks back at: {page}", highlight=False)
 
 
-def _page(loaded: LoadedModel, out: Path) -> Path:
-    """A page about the first problem that the full cache solved: what it looked back at, and what was dropped."""
-    solved = next(r for r in read_records(out / "samples.jsonl") if r["policy"] == "full" and r["correct"])
+def _page(loaded: LoadedModel, cells: list[tuple[str, int | None]], out: Path) -> Path:
+    """A page about the first answer with the full cache: what it looked back at, and what methods would have dropped."""
+    solved = next(record for record in read_records(out / "samples.jsonl") if record["policy"] == "full")
     number = int(solved["problem"].rsplit("/", 1)[1])
     prompt = load_tasks(solved["task"], number + 1)[0].problems[number].prompt
     ids = loaded.tokenizer(prompt)["input_ids"]
@@ -70,5 +76,5 @@ def _page(loaded: LoadedModel, out: Path) -> Path:
     )
     page = out / "page.html"
     # The keys that a small head attends to are few, and a chain of some hundred tokens is short.
-    write_page(trace, [("beaconkv", 192), ("recent", 192)], page, top_keys=8, distance=100)
+    write_page(trace, cells, page, top_keys=8, distance=100)
     return page
