@@ -59,7 +59,7 @@ def demo(
 
 
 def _page(loaded: LoadedModel, cells: list[tuple[str, int | None]], out: Path) -> Path:
-    """A page about the first answer with the full cache: what it looked back at, and what methods would have dropped."""
+    """A page about the first answer with the full cache: what it looked back at, and what was dropped."""
     solved = next(record for record in read_records(out / "samples.jsonl") if record["policy"] == "full")
     number = int(solved["problem"].rsplit("/", 1)[1])
     prompt = load_tasks(solved["task"], number + 1)[0].problems[number].prompt
