@@ -213,7 +213,8 @@ def _limits(values: list[float]) -> tuple[float, float]:
 def draw_losses(outcomes: Sequence[Outcome], path: Path) -> Path:
     """Attention lost after each eviction, by policy, with the oracle and the bound; and the coverage (Figure 6)."""
     with looks():
-        page = Page(3.1)
+        lines = len(outcomes) + 2
+        page = Page(3.2 + 0.14 * -(-lines // 3))
         page.text(0.1, 0.08, "after each eviction, mean over layers and heads")
         left, right = page.axes(0.55, 0.4, 2.9, 2.25), page.axes(4.1, 0.4, 2.9, 2.25)
         for outcome in outcomes:
@@ -235,6 +236,6 @@ def draw_losses(outcomes: Sequence[Outcome], path: Path) -> Path:
         for axes, label in ((left, "share of attention lost"), (right, "best cosine to the observation queries")):
             axes.set_xlabel("token after which the eviction came")
             axes.set_title(label, loc="left")
-            if axes.lines:
-                axes.legend(frameon=False, fontsize=SMALL)
+        handles = left.lines
+        page.figure.legend(handles=handles, loc="lower left", ncols=3, frameon=False, fontsize=SMALL)
         return save(page, path)

@@ -125,7 +125,7 @@ def _table(trace: Trace, rows: list[dict[str, Any]]) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     names = ("policy", "budget", "evicted", "lost", "oracle", "bound", "regret", "held", "wanted", "cosine")
     for name in names:
-        table.add_column(name, justify="left" if name == "policy" else "right")
+        table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
     for row in rows:
         shares = (_percent(row[name]) for name in ("lost", "oracle", "bound", "regret", "recall"))
         cosine = "-" if row["coverage"] is None else f"{row['coverage']:.2f}"
