@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beaconkv.evaluation.cells import make_cells
 from beaconkv.evaluation.figures import FIGURES, draw
 from beaconkv.evaluation.figures.canvas import looks
 from beaconkv.evaluation.figures.labels import spread, thin_out
@@ -205,6 +206,19 @@ def test_a_policy_with_two_schedules_is_refused(results, tmp_path):
     assert other["settings"] == document["settings"]
     with pytest.raises(ValueError, match="rpc has one schedule in .* and another in .*prefix: 4 and 0"):
         draw("fig8", [results["fig8"], write(tmp_path / "other.json", other)], tmp_path)
+
+
+@pytest.mark.parametrize("policy", [name for name, cls in policies().items() if cls.evicts])
+def test_the_schedules_of_one_run_are_one_schedule(policy, tmp_path):
+    """Also where a method protects half of what stays, which is another number at each budget."""
+    budgets = [64, 128, 448]
+    document = eval_result(["full", "beaconkv", policy] if policy != "beaconkv" else ["full", policy], budgets)
+    cells = make_cells([policy], budgets)
+    document["schedules"] = [{"policy": policy, **vars(cell.schedule)} for cell in cells]
+    assert policy in draw("fig8", [write(tmp_path / "run.json", document)], tmp_path).files[0].read_text()
+    document["schedules"][2]["protect"] += 1
+    with pytest.raises(ValueError, match=f"{policy} has one schedule .* and another"):
+        draw("fig8", [write(tmp_path / "run.json", document)], tmp_path)
 
 
 def test_what_is_missing_is_named_and_the_rest_drawn(results, tmp_path):

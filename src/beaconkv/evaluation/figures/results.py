@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..summary import ALL
+from .methods import read
 
 FILES = {"eval": "result.json", "fidelity": "fidelity.json"}
 """Command -> the file it writes."""
@@ -130,6 +131,16 @@ def merge(results: Sequence[Result], panels: bool = False) -> list[Measured]:
     return [Measured(_label(group, groups), tuple(group), _rows(group)) for group in groups]
 
 
+def _beside_budget(schedule: dict[str, Any]) -> dict[str, Any]:
+    """What of a schedule is the same at all budgets: half of what stays is another number at each."""
+    own = {k: v for k, v in schedule.items() if k not in ("policy", "budget", "budget_min")}
+    stays = schedule.get("budget_min")
+    spec = read(schedule["policy"])
+    if spec is not None and spec.protect == "half" and stays is not None and own.get("protect") == stays // 2:
+        own["protect"] = "half"
+    return own
+
+
 def _rows(group: list[Result]) -> dict[tuple[str, int | None, str], dict[str, Any]]:
     rows: dict[tuple[str, int | None, str], dict[str, Any]] = {}
     origin: dict[tuple[str, int | None, str], Path] = {}
@@ -143,7 +154,7 @@ def _rows(group: list[Result]) -> dict[tuple[str, int | None, str], dict[str, An
                 raise ValueError(f"{key[0]}{at} (task {key[2]}) is in {where}: leave one out")
             rows[key], origin[key] = row, result.path
         for schedule in result.document.get("schedules", []):
-            own = {k: v for k, v in schedule.items() if k not in ("policy", "budget", "budget_min")}
+            own = _beside_budget(schedule)
             before, where = schedules.setdefault(schedule["policy"], (own, result.path))
             if before != own:
                 raise ValueError(
