@@ -32,7 +32,7 @@ lint: .venv/ready  ## ruff
 METHODS = full,beaconkv,rpc,snapkv,rkv,h2o,streaming_llm,tova,initial_recent,random_history,recent:16,recent:32,$\
 	kmeans_centroid,kmeans_nearest,naive_fps
 
-sweep: .venv/ready  ## docs/results.md: every method at five budgets on 200 problems; an hour or two, resumes
+sweep: .venv/ready  ## docs/results.md: every method at five budgets on 200 problems; hours, resumes
 	.venv/bin/beaconkv eval --task reasoning@0.66 --samples 50 --policies $(METHODS) --budgets 64,128,256,448,704 \
 	    --out results/sweep
 	for name in fig6 fig7 fig8 table3 table6; do .venv/bin/beaconkv figure $$name results/sweep; done
