@@ -1,12 +1,15 @@
 """``beaconkv trace``, ``replay`` and ``report``, as a person would call them."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 
 from beaconkv.analysis.trace import Trace
 from beaconkv.analysis.trace_file import TraceError
+from beaconkv.cli.replay import _restored_table
 from tests.test_cli import folder, run  # noqa: F401
 
 WORDS = " ".join(f"t{1 + (i * i + 7) % 60}" for i in range(150))
@@ -61,6 +64,8 @@ def test_a_text_that_the_model_writes(folder, tmp_path):  # noqa: F811
         (("--prompt", "t1", "--layers", "x"), "layers are whole numbers"),
         (("--prompt", "t1", "--layers", "9", "--max-new-tokens", 2), "layer 9: choose from 0, 1, 2"),
         (("--prompt", "t1", "--row", -1), "row must be at least 0"),
+        (("--texts", "{texts}", "--tokens", -5), "tokens must be at least 1"),
+        (("--prompt", "t1", "--kv-heads", 7), "KV head 7: choose from 0, 1"),
     ],
 )
 def test_what_cannot_be_recorded_is_said(folder, tmp_path, arguments, message):  # noqa: F811
@@ -144,3 +149,40 @@ def test_a_page_is_one_file(trace, tmp_path, policies):
     assert "</html>" in out.read_text()
     with pytest.raises(ValueError, match="heads must be at least 1"):
         run(*common, "--heads", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--restore", -1), "restore must be at least 0"),
+        (("--restore", 1, "--window", 0), "window must be at least 1"),
+        (("--event", 3), "give --restore, too"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(trace, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run("replay", trace, "--policies", "beaconkv", "--budgets", 40, *SMALL, *arguments)
+
+
+def test_an_eviction_after_the_last_token(trace, tmp_path):
+    """Nothing comes after it: nothing is lost, and nothing can be put back."""
+    common = ("--policies", "recent", "--budgets", 130)
+    result = run("replay", trace, *common, "--restore", 1, "--out", tmp_path / "replay")
+    assert result.exit_code == 0
+    document = json.loads((tmp_path / "replay" / "replay.json").read_text())
+    assert document["rows"][0]["evictions"] == 1
+    assert document["restored"][0]["entries"] == []
+    run("report", trace, *common, "--top-keys", 10, "--distance", 20, "--out", tmp_path / "page.html")
+    assert "the first eviction came after the last token" in (tmp_path / "page.html").read_text()
+
+
+def test_tokens_that_look_like_markup():
+    table = _restored_table(
+        {
+            "policy": "recent", "budget": 40, "event": 1, "step": 9, "window": 5, "kl_evicted": 0.1, "kl_before": 0.0,
+            "entries": [{"position": 3, "text": "[/INST]", "dropped_in": 2, "missed": 0.5, "kl_restored": 0.0}],
+        }
+    )  # fmt: skip
+    shown = Console(width=200, file=io.StringIO())
+    shown.print(table)
+    assert "'[/INST]'" in shown.file.getvalue()

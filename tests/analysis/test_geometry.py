@@ -116,3 +116,14 @@ def test_unusual_queries_point_away_from_the_rest():
     queries = torch.cat([groups(1, 30), -groups(1, 3)])
     assert unusual(queries, 3).tolist() == [30, 31, 32]
     assert len(unusual(queries, 99)) == 33
+
+
+@given(st.integers(1, 6), st.integers(40, 90), st.floats(0, 1e-6))
+def test_silhouettes_of_repeated_queries_stay_within_one(period, count, noise):
+    """A text stuck in a loop has equal queries in the first layer, up to rounding."""
+    draw = torch.Generator().manual_seed(period)
+    few = torch.randn(period, 16, generator=draw)
+    queries = few[torch.arange(count) % period] * (1 + noise * torch.randn(count, 1, generator=draw))
+    found = cluster_check(queries, torch.ones(count, dtype=torch.bool))
+    assert -1 <= found.silhouette <= 1.0001
+    assert -1 <= found.shuffled <= 1.0001

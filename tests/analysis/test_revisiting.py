@@ -5,7 +5,7 @@ import torch
 
 from beaconkv.analysis import attention
 from beaconkv.analysis.attention import attention_blocks
-from beaconkv.analysis.revisiting import find_revisits
+from beaconkv.analysis.revisiting import find_revisits, mean_distance
 from tests.analysis.test_replay import direct_weights
 from tests.analysis.traces import tiny_trace
 
@@ -71,3 +71,22 @@ def test_counts_below_one_are_refused(trace):
             find_revisits(trace, **{name: 0})
     with pytest.raises(ValueError, match="layer 9 was not recorded"):
         find_revisits(trace, layers=[9])
+
+
+def test_keys_after_a_query_never_count():
+    """Where attention underflows to zero, any key ties with those that the query cannot see."""
+    weights = torch.zeros(1, 64, 400)
+    weights[..., 0] = 1
+    found = mean_distance(weights, 336, 150)
+    at = torch.arange(336, 400)
+    assert (found >= 0).all()
+    assert (found <= at).all()
+    one = torch.zeros(1, 1, 300)
+    one[0, 0, [10, 20]] = 0.5
+    assert mean_distance(one, 299, 2).item() == (289 + 279) / 2
+
+
+def test_a_distance_below_one_is_refused(trace):
+    for distance in (0, -3, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="distance must be at least 1"):
+            find_revisits(trace, distance=distance)

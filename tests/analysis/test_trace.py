@@ -1,6 +1,8 @@
 """What is recorded is what the model's attention saw; what is damaged is refused, never run, never half read."""
 
+import copy
 import json
+import os
 import struct
 
 import pytest
@@ -234,6 +236,7 @@ def test_a_damaged_description_is_refused(small, data, tmp_path):
     except TraceError:
         return
     free = ("model", "prompt_length", "config", "provenance", "scaling", "softcap", "pieces", "kv_heads", "rotary")
+    free += ("value_dim",)  # there are no values
     assert name in free or trace.info.to_json()[name] == unpack(small)[1][name]
     assert trace.queries(trace.info.layers[0]).shape == (1, trace.info.num_heads, len(trace), trace.info.dim)
     assert isinstance(trace.params(trace.info.layers[0]), AttentionParams)
@@ -271,3 +274,40 @@ def test_record_reads_single_steps_as_a_model_writes(tmp_path):
             cache = out.past_key_values
     for layer in range(3):
         torch.testing.assert_close(trace.keys(layer), cache.layers[layer].keys, atol=0, rtol=0)
+
+
+def test_numbers_that_are_none_are_refused_by_name(small, tmp_path):
+    header, info, body = unpack(small)
+    start, stop = header["keys.0"]["data_offsets"]
+    path = tmp_path / "nan.trace"
+    path.write_bytes(pack(header, body[:start] + b"\xff" * (stop - start) + body[stop:]))
+    with pytest.raises(TraceError, match=r"nan\.trace is damaged: keys\.0 holds NaN"):
+        Trace(path).keys(0)
+    path.write_bytes(pack(header, b"\xff" * len(body)))
+    with pytest.raises(TraceError, match="a token is -1"):
+        Trace(path)
+
+
+def test_what_a_dtype_cannot_hold_is_not_stored(tmp_path):
+    model = copy.deepcopy(tiny())
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight.mul_(3e5)
+    with pytest.raises(ValueError, match="layer 1 has queries, keys or values that float16 does not hold"):
+        tiny_trace(tmp_path, length=24, model=model, dtype="float16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_an_error_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match="No space left on device: [0-9,]+ bytes"):
+        tiny_trace(tmp_path, length=24)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "llama-24-0.trace").mkdir()
+    with pytest.raises(ValueError, match="is a folder"):
+        tiny_trace(tmp_path, length=24)

@@ -38,10 +38,14 @@ def unusual(queries: Tensor, count: int) -> Tensor:
     return mean.topk(min(count, len(mean)), largest=False).indices.sort().values
 
 
+ROUNDING = 1e-6
+"""Distances below this are none: equal tokens have equal queries, up to rounding."""
+
+
 def silhouette(cosine: Tensor, member: Tensor) -> Tensor:
     """Mean silhouette with the distance 1 - cosine (Rousseeuw 1987).
 
-    A point alone in its cluster has silhouette 0, as is usual.
+    A point alone in its cluster has silhouette 0, as is usual; so has one whose distances are all rounding.
 
     Args:
         cosine: (B, N, N).
@@ -51,7 +55,9 @@ def silhouette(cosine: Tensor, member: Tensor) -> Tensor:
         (B,) float32 in [-1, 1].
     """
     size = member.sum(dim=1, keepdim=True)  # (B, 1, k)
-    sums = (1 - cosine) @ member  # (B, N, k): summed distance to each cluster
+    distance = (1 - cosine).clamp_min(0)
+    distance = torch.where(distance < ROUNDING, 0.0, distance)
+    sums = distance @ member  # (B, N, k): summed distance to each cluster
     own_size = (member * size).sum(-1)
     own = (sums * member).sum(-1) / (own_size - 1).clamp_min(1)
     mean = (sums / size.clamp_min(1)).masked_fill((member > 0) | (size == 0), torch.inf)

@@ -127,7 +127,8 @@ def compare_policies(
     for number, layer in enumerate(layers):
         demands: dict[tuple[int, ...], Any] = {}
         ideals: dict[Any, tuple[Tensor, Tensor]] = {}
-        for at, one in enumerate(replays):
+        for at in sorted(range(len(replays)), key=lambda at: tuple(replays[at].steps)):
+            one = replays[at]
             steps = tuple(one.steps)
             if steps not in demands:
                 demands = {steps: find_demand(trace, layer, one.steps, top_keys)}  # one at a time: it is large

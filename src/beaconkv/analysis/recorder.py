@@ -31,6 +31,16 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return pieces
 
 
+def require_choice(model: nn.Module, layers: Sequence[int] | None, kv_heads: Sequence[int] | None) -> None:
+    """Raise ``ValueError`` for layers or KV heads that the model does not have, before anything is computed."""
+    with BoundedCache(model, Witness()) as cache:
+        if layers is not None:
+            _require_known("layer", layers, [index for index, _ in bounded_layers(cache)])
+    heads = getattr(model.config.get_text_config(decoder=True), "num_key_value_heads", None)
+    if kv_heads is not None and heads is not None:
+        _require_known("KV head", kv_heads, list(range(heads)))
+
+
 @torch.inference_mode()
 def record(
     model: nn.Module,
@@ -74,6 +84,8 @@ def record(
         OSError: the disk has not enough room.
     """
     ids, path = [int(i) for i in ids], Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file")
     if not 1 <= prompt_length <= len(ids):
         raise ValueError(f"prompt_length must be between 1 and {len(ids)}, the length of the text; got {prompt_length}")
     if chunk < 1:
@@ -161,10 +173,17 @@ def _write(tensors: dict[str, Tensor], info: TraceInfo, index: int, host: Any, q
     """What one layer saw of tokens ``part``."""
     state, number = host.layer.state, info.layers.index(index)
     heads = info.heads
+    written = [tensors[f"queries.{index}"], tensors[f"keys.{index}"]]
     tensors[f"queries.{index}"][:, part] = queries[0, heads]
     tensors[f"keys.{index}"][:, part] = host.keys[0, info.kv_heads, part]
     if info.has_values:
         tensors[f"values.{index}"][:, part] = host.values[0, info.kv_heads, part]
+        written.append(tensors[f"values.{index}"])
+    if not all(tensor[:, part].isfinite().all() for tensor in written):
+        raise ValueError(
+            f"layer {index} has queries, keys or values that {info.dtype} does not hold, or that are no numbers; "
+            "store another dtype"
+        )
     for name in ("cos", "sin"):
         tensors[f"{name}.{info.rope_of[number]}"][part] = getattr(state.rope, name)[0]
     if info.has_sinks:

@@ -66,6 +66,8 @@ def find_revisits(
     for name, value in (("top_keys", top_keys), ("targets", targets)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 1 <= distance < float("inf"):
+        raise ValueError(f"distance must be at least 1, got {distance}")
     layers = trace.info.layers if layers is None else layers
     shape = (len(layers), trace.info.num_heads, len(trace))
     mean = torch.zeros(shape)
@@ -98,9 +100,9 @@ def mean_distance(weights: Tensor, start: int, top_keys: int) -> Tensor:
     at = torch.arange(start, start + num_queries)
     if num_keys <= top_keys:  # all keys that the query sees
         return (at / 2).expand(weights.shape[0], -1)
-    # A query sees at + 1 keys. If these are fewer than top_keys, zeros are picked beside them: not counted.
+    # Where fewer keys than that have any weight, zeros are picked beside them, also after the query: not counted.
     _, places = weights.topk(top_keys, dim=-1, sorted=False)
-    distances = (at.view(1, -1, 1) - places).float()
-    few = at + 1 < top_keys
-    result = distances.mean(-1)
-    return torch.where(few, at / 2, result)
+    distances = at.view(1, -1, 1) - places
+    seen = distances >= 0
+    mean = (distances * seen).sum(-1) / seen.sum(-1)
+    return torch.where(at + 1 < top_keys, at / 2, mean)

@@ -36,6 +36,10 @@ LAYOUTS: dict[str, RotaryFn] = {
 """How the dimensions of a query are paired, and how cos and sin are laid out."""
 
 
+MOST = 1 << 14
+"""Layers, and KV heads, of any model: more stand in a damaged file only."""
+
+
 @dataclass(frozen=True)
 class TraceInfo:
     """What a trace is of; all of it is plain JSON.
@@ -128,6 +132,8 @@ class Trace:
         self.info = read_info(self._file.info, self.path)
         self._file.check(self.info.layout())
         self.tokens: list[int] = self._file.read("tokens").tolist()
+        if min(self.tokens) < 0:
+            raise TraceError(f"{self.path} is damaged: a token is {min(self.tokens)}")
 
     def __len__(self) -> int:
         return self.info.num_tokens
@@ -171,7 +177,10 @@ class Trace:
 
     def _tokens(self, name: str, layer: int, start: int, stop: int | None) -> Tensor:
         self.number(layer)
-        return self._file.read(f"{name}.{layer}", slice(None), slice(start, stop)).unsqueeze(0)
+        tensor = self._file.read(f"{name}.{layer}", slice(None), slice(start, stop)).unsqueeze(0)
+        if not tensor.isfinite().all():
+            raise TraceError(f"{self.path} is damaged: {name}.{layer} holds NaN or infinite values")
+        return tensor
 
 
 def read_info(info: dict[str, Any], path: Path) -> TraceInfo:
@@ -201,7 +210,7 @@ def read_info(info: dict[str, Any], path: Path) -> TraceInfo:
     require(checked.prompt_length <= checked.num_tokens, "the prompt is longer than the text")
     for name in ("layers", "kv_heads"):
         numbers = info[name]
-        whole = all(type(n) is int and 0 <= n < 2**31 for n in numbers)
+        whole = all(type(n) is int and 0 <= n < MOST for n in numbers)
         require(bool(numbers) and whole and sorted(set(numbers)) == numbers, f"{name} is {numbers!r:.60}")
     for name in ("rotary", "rope_of", "scaling", "softcap"):
         require(len(info[name]) == len(checked.layers), f"{name} has {len(info[name])} items")

@@ -63,10 +63,16 @@ class TraceWriter:
         text = json.dumps(header, ensure_ascii=False).encode()
         text += b" " * (-len(text) % 8)
         self.path, self.partial = path, path.with_name(path.name + ".partial")
-        with open(self.partial, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            file.truncate(8 + len(text) + offset)
         size = 8 + len(text) + offset
+        try:
+            with open(self.partial, "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text)
+                if hasattr(os, "posix_fallocate"):  # a disk that fills later would kill the process
+                    os.posix_fallocate(file.fileno(), 0, size)
+                file.truncate(size)
+        except OSError as error:
+            self.partial.unlink(missing_ok=True)
+            raise OSError(error.errno, f"{error.strerror}: {size:,} bytes", str(path)) from None
         raw = torch.from_file(str(self.partial), shared=True, size=size, dtype=torch.uint8)[8 + len(text) :]
         self.tensors: dict[str, Tensor] = {}
         for name, (dtype, shape) in layout.items():
@@ -78,9 +84,10 @@ class TraceWriter:
 
     def __exit__(self, kind: type | None, *rest: object) -> None:
         self.tensors = {}
-        if kind is None:
-            os.replace(self.partial, self.path)
-        else:
+        try:
+            if kind is None:
+                os.replace(self.partial, self.path)
+        finally:
             self.partial.unlink(missing_ok=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from ..analysis.losses import Outcome, compare_policies
@@ -45,6 +46,11 @@ def replay(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
+    for name, value, least in (("restore", restored, 0), ("window", window, 1)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if event is not None and not restored:
+        raise ValueError("event says where entries are put back: give --restore, too")
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     limits |= {"budget_min": budget_min, "scope": scope}
     cells = make_cells(split(policies), parse_budgets(budgets), **limits)
@@ -68,7 +74,8 @@ def replay(
         loaded = load(name, report=say).model
         result["restored"] = [_restore(opened, outcome, restored, event, window, loaded) for outcome in outcomes]
     out.mkdir(parents=True, exist_ok=True)
-    (out / "replay.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
+    document = json.dumps(result, indent=2, ensure_ascii=False).encode("utf-8", "replace")
+    (out / "replay.json").write_bytes(document)
     draw_losses(outcomes, out / "replay.png")
     if as_json:
         print_json(result)
@@ -78,7 +85,7 @@ def replay(
             console.print(line, style="dim", highlight=False)
         for one in result.get("restored", []):
             console.print(_restored_table(one))
-        console.print(f"written to {out}: replay.json, replay.png", highlight=False)
+        console.print(f"written to {out}: replay.json, replay.png", highlight=False, markup=False)
     for row in result["rows"]:
         if not row["evictions"]:
             messages.print(
@@ -95,7 +102,10 @@ def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, wind
         return {**result, "entries": []}
     missed = missed_soon(trace, outcome.replay, window)
     if event is None:
-        usable = [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + window < len(trace)] or [1]
+        usable = [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + window < len(trace)]
+        usable = usable or [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + 1 < len(trace)]
+        if not usable:
+            return {**result, "entries": []}
         event = max(usable, key=lambda e: (missed * (number == e)).sum().item())
     places = most_missed(missed, number, event, count)
     found = restore(model, trace, outcome.replay, event, places, window)
@@ -121,7 +131,7 @@ def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, wind
 
 
 def _table(trace: Trace, rows: list[dict[str, Any]]) -> Table:
-    title = f"{trace.path.name}: {len(trace):,} tokens, {len(trace.info.layers)} layers"
+    title = f"{escape(trace.path.name)}: {len(trace):,} tokens, {len(trace.info.layers)} layers"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     names = ("policy", "budget", "evicted", "lost", "oracle", "bound", "regret", "held", "wanted", "cosine")
     for name in names:
@@ -149,6 +159,6 @@ def _restored_table(one: dict[str, Any]) -> Table:
     for name in ("position", "text", "KV heads that dropped it", "attention missed", "KL with it back"):
         table.add_column(name, justify="left" if name == "text" else "right")
     for row in one["entries"]:
-        cells = str(row["position"]), repr(row["text"]), str(row["dropped_in"])
+        cells = str(row["position"]), escape(repr(row["text"])), str(row["dropped_in"])
         table.add_row(*cells, f"{row['missed']:.2f}", f"{row['kl_restored']:.4f}")
     return table

@@ -29,7 +29,7 @@ def report(
         raise ValueError(f"heads must be at least 1, got {heads}")
     cells = [] if policies in ("", "none") else make_cells(split(policies), parse_budgets(budgets))
     write_page(Trace(trace), [(cell.policy, cell.budget) for cell in cells], out, top_keys, distance, heads)
-    console.print(f"page: {out} ({human_bytes(out.stat().st_size)})", highlight=False)
+    console.print(f"page: {out} ({human_bytes(out.stat().st_size)})", highlight=False, markup=False)
 
 
 def write_page(
@@ -46,4 +46,4 @@ def write_page(
         found = diagnose(trace, top_keys=top_keys, distance=distance, advance=lambda done: advance(done / layers))
         outcomes = compare_policies(trace, cells, advance=advance) if cells else []
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(render_page(page_data(trace, found, outcomes, heads)), encoding="utf-8")
+    out.write_bytes(render_page(page_data(trace, found, outcomes, heads)).encode("utf-8", "replace"))

@@ -18,7 +18,7 @@ from ..analysis.pictures import (
     draw_frequency,
     picture_head,
 )
-from ..analysis.recorder import record
+from ..analysis.recorder import record, require_choice
 from ..analysis.trace import Trace
 from ..evaluation import load_tasks
 from ..evaluation.decoding import Sampling, write_answers
@@ -63,8 +63,13 @@ def record_command(
     ]
     if len(sources) != 1:
         raise ValueError(f"choose one of --prompt, --task and --texts; got {', '.join(sources) or 'none'}")
-    if row < 0:
-        raise ValueError(f"row must be at least 0, got {row}")
+    for name, value, least in (("row", row, 0), ("tokens", tokens, 1), ("prompt_tokens", prompt_tokens, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    chosen = {"layers": _numbers("layers", layers), "kv_heads": _numbers("kv-heads", kv_heads)}
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; give the name of a file")
+    out.parent.mkdir(parents=True, exist_ok=True)  # before the model writes anything
     sampling = Sampling(max_new_tokens, temperature, top_p)
     problem = None
     if task is not None:
@@ -76,6 +81,7 @@ def record_command(
         problem = tasks[0].problems[row].prompt
     lines = None if texts is None else _line(texts, row)
     loaded = load(model, dtype, device, report)
+    require_choice(loaded.model, **chosen)
     if lines is not None:
         (text,) = tokenize(lines, loaded.tokenizer, tokens, prompt_tokens)
         ids, prompt_length = list(text.ids), text.prompt_length
@@ -89,8 +95,7 @@ def record_command(
             prompt_length,
             out,
             name=model,
-            layers=_numbers("layers", layers),
-            kv_heads=_numbers("kv-heads", kv_heads),
+            **chosen,
             values=values,
             dtype=store,
             chunk=chunk,
@@ -98,7 +103,7 @@ def record_command(
             announce=lambda size: report(f"writing {human_bytes(size)} to {out}"),
             advance=advance,
         )
-    console.print(_describe(trace), highlight=False)
+    console.print(_describe(trace), highlight=False, markup=False)
 
 
 def _line(texts: Path, row: int) -> list[dict[str, Any]]:
@@ -158,7 +163,7 @@ def info_command(
     if as_json:
         print_json({k: v for k, v in opened.info.to_json().items() if k != "pieces"})
     else:
-        console.print(_describe(opened), highlight=False)
+        console.print(_describe(opened), highlight=False, markup=False)
 
 
 def _describe(trace: Trace) -> str:
@@ -206,6 +211,7 @@ def look_command(
     (out / "diagnosis.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     layer, head = (layer, head) if layer is not None else picture_head(found)
     window = _window(opened, found, layer, head)
+    (out / "clusters.png").unlink(missing_ok=True)  # of an earlier run: this one may have none
     pictures = [
         draw_frequency(found, opened.info.heads, out / "frequency.png"),
         draw_attention(opened, found, layer, head, *window, out / "attention.png"),
@@ -219,7 +225,7 @@ def look_command(
     for line in _words(result):
         console.print(line, highlight=False)
     names = ", ".join(path.name for path in pictures if path is not None)
-    console.print(f"written to {out}: diagnosis.json, {names}", highlight=False)
+    console.print(f"written to {out}: diagnosis.json, {names}", highlight=False, markup=False)
 
 
 def _window(trace: Trace, found: Diagnosis, layer: int, head: int, width: int = 48) -> tuple[int, int]:

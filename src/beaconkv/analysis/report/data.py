@@ -39,19 +39,19 @@ def page_data(
     most = max(1, PAGE_BYTES // each) if heads is None else heads
     shown = choose_heads(diagnosis.frequency, most)
     number, head = torch.tensor(shown).T
-    found = diagnosis.revisiting
+    found, command = diagnosis.revisiting, trace.info.provenance.get("command")
     num_heads = max(trace.info.heads) + 1
     frequency = torch.full((len(layers), num_heads), torch.nan)  # heads that were not recorded are blank
     frequency[:, trace.info.heads] = diagnosis.frequency
     return {
         "title": f"{trace.info.model or 'a model'} · {len(trace):,} tokens",
-        "subtitle": " ".join(map(str, trace.info.provenance.get("command", []))),
+        "subtitle": " ".join(map(str, command if isinstance(command, list) else [])),
         "facts": facts(trace, diagnosis, outcomes),
         "tokens": trace.info.pieces,
         "prompt_length": trace.info.prompt_length,
-        "local_distance": round(found.distance),
+        "local_distance": max(1, round(found.distance)),
         "top_keys": found.top_keys,
-        "num_layers": trace.info.config.get("num_hidden_layers", max(layers) + 1),
+        "num_layers": max(layers) + 1,
         "num_heads": num_heads,
         "num_kv_heads": len(trace.info.kv_heads),
         "layers": layers,
@@ -111,7 +111,8 @@ def facts(trace: Trace, diagnosis: Diagnosis, outcomes: Sequence[Outcome]) -> li
     for outcome in outcomes:
         row = outcome.summary()
         if row["lost"] is None:
-            lines.append(f"{outcome.replay.label}: the text fits, nothing was evicted.")
+            why = "came after the last token" if row["evictions"] else "never came: the text fits, nothing was evicted"
+            lines.append(f"{outcome.replay.label}: the first eviction {why}.")
             continue
         lines.append(
             f"{outcome.replay.label} keeps at most {row['budget']:,} entries in each layer and head. After its first "
