@@ -1,18 +1,22 @@
-"""Pure tensor functions, one implementation of each chosen here and nowhere else.
+"""Pure tensor functions, the implementations of each named here and nowhere else.
 
-The reference versions read like the formulas; a faster twin has the same name and signature and
-replaces its reference in this file only.
+The reference versions read like the formulas; a faster twin has the same name and signature, and is named in
+this file only. Which of them runs: :mod:`.backend`.
 """
 
+from . import sampling
+from .backend import current_backend, dispatched, use_backend
 from .checks import require_finite
 from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
 from .compaction import fill_holes, fill_holes_source, gather_entries
 from .redundancy import key_redundancy
 from .rope import apply_half, apply_identity, apply_interleaved, rotate, unrotate
-from .sampling import cosine_matrix, farthest_point_sampling, unit_vectors
+from .sampling import cosine_matrix, unit_vectors
 from .scoring import POOLS, attention_weights, group_attention_weights, observation_scores, pool
 from .selection import select_entries
 from .smoothing import POSITION_POOLS, pool_positions
+
+farthest_point_sampling = dispatched(sampling.farthest_point_sampling, triton="sampling")
 
 __all__ = [
     "POOLS",
@@ -22,6 +26,7 @@ __all__ = [
     "apply_interleaved",
     "attention_weights",
     "cosine_matrix",
+    "current_backend",
     "farthest_point_sampling",
     "farthest_points",
     "fill_holes",
@@ -40,4 +45,5 @@ __all__ = [
     "take_queries",
     "unit_vectors",
     "unrotate",
+    "use_backend",
 ]
