@@ -4,19 +4,22 @@ The reference versions read like the formulas; a faster twin has the same name a
 this file only. Which of them runs: :mod:`.backend`.
 """
 
-from . import sampling
+from . import compaction, rope, sampling, scoring
 from .backend import current_backend, dispatched, use_backend
 from .checks import require_finite
 from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
-from .compaction import fill_holes, fill_holes_source, gather_entries
+from .compaction import fill_holes_source, gather_entries
 from .redundancy import key_redundancy
 from .rope import apply_half, apply_identity, apply_interleaved, rotate, unrotate
 from .sampling import cosine_matrix, unit_vectors
-from .scoring import POOLS, attention_weights, group_attention_weights, observation_scores, pool
+from .scoring import POOLS, attention_weights, group_attention_weights, pool
 from .selection import select_entries
 from .smoothing import POSITION_POOLS, pool_positions
 
 farthest_point_sampling = dispatched(sampling.farthest_point_sampling, triton="sampling")
+fill_holes = dispatched(compaction.fill_holes, triton="compaction", by="source")
+observation_scores = dispatched(scoring.observation_scores, triton="scoring")
+unrotate_into = dispatched(rope.unrotate_into, triton="rope")
 
 __all__ = [
     "POOLS",
@@ -45,5 +48,6 @@ __all__ = [
     "take_queries",
     "unit_vectors",
     "unrotate",
+    "unrotate_into",
     "use_backend",
 ]

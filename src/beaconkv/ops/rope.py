@@ -73,3 +73,15 @@ def unrotate(x: Tensor, rope: Rope) -> Tensor:
     ones = torch.ones(cos.shape[0], 1, cos.shape[1], x.shape[-1], device=x.device)
     norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)
     return rope.apply(x.float(), cos, -sin) / norm
+
+
+def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
+    """Write :func:`unrotate` of ``x`` in place into ``[start, start + m)`` of a buffer's third dimension.
+
+    Args:
+        target: (R, heads, capacity, D), any float dtype.
+        start: first slot that is written.
+        x: (R, heads, m, D), after RoPE.
+        rope: m positions (or one, for all m), rows R or 1.
+    """
+    target[:, :, start : start + x.shape[2]] = unrotate(x, rope)
