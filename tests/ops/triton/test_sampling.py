@@ -70,6 +70,15 @@ def test_identical_queries_give_the_first_ones(device, size):
     assert twin(queries, 4).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("size", [40, 70])
+def test_rounding_of_a_cosine_to_itself_breaks_no_tie(device, size):
+    """Of directions at right angles the first are taken, though u . u is not always 1 in float32."""
+    queries = torch.block_diag(*torch.rand(size, 1, 3)).to(device)
+    unit = queries / queries.norm(dim=-1, keepdim=True)
+    assert len(set((unit * unit).sum(-1).tolist())) > 1
+    assert twin(queries, 8).tolist() == reference(queries, 8).tolist() == list(range(8))
+
+
 @pytest.mark.parametrize("size", [6, 66])
 def test_distinct_even_when_all_are_zero(device, size):
     assert sorted(twin(torch.zeros(size, 4, device=device), size).tolist()) == list(range(size))

@@ -146,7 +146,8 @@ def _sample(unit, nearest, picks, size, dim, num_samples, BLOCK: tl.constexpr, D
         at = unit + (start + i)[:, None].to(tl.int64) * dim + d[None, :]
         total += tl.sum(tl.load(at, mask=(start + i < size)[:, None] & (d < dim)[None, :], other=0.0), axis=0)
 
-    # The mean cosine to all is the cosine to their mean: u_i . mean_j u_j.
+    # The mean cosine to all from u_i . sum_j u_j; each one's own part of the sum is left out, since its cosine to
+    # itself is exactly 1 (0 for the zero vector).
     count = tl.zeros((BLOCK,), dtype=tl.float32) + size
     lowest = tl.full((), float("inf"), dtype=tl.float32)
     pick = tl.full((), 0, dtype=tl.int32)
@@ -154,7 +155,8 @@ def _sample(unit, nearest, picks, size, dim, num_samples, BLOCK: tl.constexpr, D
         exists = start + i < size
         at = unit + (start + i)[:, None].to(tl.int64) * dim + d[None, :]
         tile = tl.load(at, mask=exists[:, None] & (d < dim)[None, :], other=0.0)
-        average = tl.div_rn(tl.sum(tile * total[None, :], axis=1), count)
+        itself = tl.where(tl.max(tl.abs(tile), axis=1) > 0, 1.0, 0.0)
+        average = tl.div_rn(tl.sum(tile * (total[None, :] - tile), axis=1) + itself, count)
         average = tl.where(exists, average, float("inf"))
         low = tl.min(average, axis=0)
         pick = tl.where(low < lowest, start + tl.argmin(average, axis=0), pick)  # <: ties go to the lowest index
