@@ -77,6 +77,8 @@ def test_rounding_of_a_cosine_to_itself_breaks_no_tie(device, size):
     unit = queries / queries.norm(dim=-1, keepdim=True)
     assert len(set((unit * unit).sum(-1).tolist())) > 1
     assert twin(queries, 8).tolist() == reference(queries, 8).tolist() == list(range(8))
+    with_zero = torch.cat([queries, torch.zeros_like(queries[:1])])  # whose mean cosine is lowest
+    assert twin(with_zero, 8).tolist() == reference(with_zero, 8).tolist() == [size, *range(7)]
 
 
 @pytest.mark.parametrize("size", [6, 66])

@@ -252,11 +252,10 @@ def _pooled_weights(
             if SINKS:
                 sink = tl.load(sinks + head).to(tl.float32)
                 largest = tl.maximum(largest, sink)
-            base = tl.where(largest == -float("inf"), 0.0, largest)
-            total = tl.sum(tl.exp(span_total - base[:, None]), axis=1)
+            total = tl.sum(tl.exp(span_total - largest[:, None]), axis=1)
             if SINKS:
-                total += tl.exp(sink - base)
-            total = base + tl.log(total)
+                total += tl.exp(sink - largest)
+            total = largest + tl.log(total)  # NaN for a query that sees nothing, and takes no weight from it
 
             logits = _logits(
                 queries + row * stride_qr + head * stride_qh + i64[:, None] * stride_qn, key_rows,
