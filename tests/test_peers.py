@@ -194,8 +194,9 @@ def test_slabs_are_never_allocated_again():
 
     def addresses():
         found = []
-        for host in cache._bounded:
-            layer, state = host.layer, host.layer.state
+        for stack in cache._stacks:
+            assert stack.together
+            layer, state = stack.whole, stack.whole.state
             tensors = (
                 layer.slab.keys,
                 layer.slab.values,

@@ -83,6 +83,7 @@ class CacheView:
         rope: the model's rope at ``now``, one step.
         params: how the layer computes its logits.
         rows: which rows of the batch these are.
+        layers: of how many layers the heads stand side by side: H and H_kv count those of all of them.
     """
 
     keys: Tensor
@@ -92,6 +93,7 @@ class CacheView:
     rope: Rope
     params: AttentionParams
     rows: Rows
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,12 @@ def lasting_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -
     """
     with torch.inference_mode(False):
         return torch.zeros(*shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def lasting_copy(tensor: Tensor) -> Tensor:
+    """A copy that can be written to for as long as a cache lives, of its own memory."""
+    with torch.inference_mode(False):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def lasting_rows(tensor: Tensor, index: Tensor) -> Tensor:

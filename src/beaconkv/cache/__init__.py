@@ -2,6 +2,7 @@
 
 from .layer import AttentionInputs, BoundedLayer
 from .schedule import SCOPES, EvictionSchedule
+from .stack import LayerStack
 from .stats import CacheStats
 
-__all__ = ["SCOPES", "AttentionInputs", "BoundedLayer", "CacheStats", "EvictionSchedule"]
+__all__ = ["SCOPES", "AttentionInputs", "BoundedLayer", "CacheStats", "EvictionSchedule", "LayerStack"]

@@ -11,7 +11,7 @@ Rows of a batch may be evicted at different steps: each does what it would do al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,8 @@ class BoundedLayer:
     Args:
         policy: what to keep.
         schedule: when, and how much.
-        index: the layer's number in the model, for events and errors.
+        index: the layer's number in the model, for events and errors; or those of several layers whose heads
+            stand side by side and are evicted together (:class:`~beaconkv.cache.LayerStack`).
         on_evict: called after each eviction with an :class:`~beaconkv.types.EvictionEvent`.
 
     Raises:
@@ -74,25 +75,42 @@ class BoundedLayer:
         self,
         policy: EvictionPolicy,
         schedule: EvictionSchedule,
-        index: int = 0,
+        index: int | Sequence[int] = 0,
         on_evict: Callable[[EvictionEvent], None] | None = None,
     ) -> None:
         if policy.evicts and schedule.budget is None:
             raise ValueError(f"policy {policy.name!r} needs a budget")
         if not policy.evicts and schedule.budget is not None:
             raise ValueError(f"policy {policy.name!r} never evicts: budget must be None, got {schedule.budget}")
-        self.policy, self.schedule, self.index, self.on_evict = policy, schedule, index, on_evict
+        self.policy, self.schedule, self.on_evict = policy, schedule, on_evict
+        self.indices = (index,) if isinstance(index, int) else tuple(index)
+        self.allocate: Callable[[Tensor, Tensor, int | None], EntrySlab] = EntrySlab
         self.reset()
+
+    @property
+    def index(self) -> int:
+        """The layer's number in the model, or the first one's."""
+        return self.indices[0]
 
     def reset(self) -> None:
         """Forget everything, counters included."""
         self.slab: EntrySlab | None = None
         self.state: LayerState | None = None
-        self.prompts: list[int] = []  # per row: tokens of the prompt
-        self.num_evictions: list[int] = []  # per row
+        self.params: AttentionParams | None = None  # of the last queries
+        self.rotation: Hashable = None  # what turned them
         self.entries_dropped = self.peak_entries = self.copied_bytes = 0
         self._chunk: _Chunk | None = None
         self._slots: int | None = None  # B_max, and the prompt where it does not count
+
+    @property
+    def prompts(self) -> list[int]:
+        """Per row: tokens of the prompt."""
+        return self.slab.counts.prompts if self.is_open else []
+
+    @property
+    def num_evictions(self) -> list[int]:
+        """Per row."""
+        return self.slab.counts.num_evictions if self.is_open else []
 
     @property
     def is_open(self) -> bool:
@@ -113,8 +131,8 @@ class BoundedLayer:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
         self._slots = self._capacity(prompts, [0] * len(prompts))
-        self.slab = EntrySlab(keys, values, self._slots)
-        self.prompts, self.num_evictions = list(prompts), [0] * len(prompts)
+        self.slab = self.allocate(keys, values, self._slots)
+        self.slab.counts.prompts = list(prompts)
         self.state = self.policy.new_state(len(prompts))
 
     def extend_prompt(self, keys: Tensor, counts: list[int]) -> None:
@@ -127,13 +145,13 @@ class BoundedLayer:
         Raises:
             ValueError: as :meth:`open` and :meth:`append`.
         """
-        self._require_fit(keys)
+        self.require_fit(keys)
         prompts = [old + new for old, new in zip(self.prompts, counts, strict=True)]
         if self.schedule.budget is not None:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
             self._reserve(self._capacity(prompts, self.num_evictions))
-        self.prompts = prompts
+        self.slab.counts.prompts = prompts
 
     def _capacity(self, prompts: list[int], evictions: list[int]) -> int | None:
         if self.schedule.budget is None:
@@ -147,7 +165,9 @@ class BoundedLayer:
     @property
     def state_bytes(self) -> int:
         """Bytes of positions, lengths and the policy's state."""
-        return self.slab.extra_bytes + self.state.nbytes if self.is_open else 0
+        if not self.is_open:
+            return 0
+        return self.slab.extra_bytes + (0 if self.state is None else self.state.nbytes)
 
     @property
     def formula_bytes(self) -> int:
@@ -180,10 +200,10 @@ class BoundedLayer:
             counts = [keys.shape[2]] * keys.shape[0] if real is None else real.sum(dim=1).tolist()
         if not self.is_open:
             self.open(keys, values, counts)
-        self._require_fit(keys)
+        self.require_fit(keys)
         slab = self.slab
         if keys.shape[2] == 1 and real is None:
-            slab.append_step(keys, values)
+            slab.write_step(slab.begin_step(), keys, values)
             size = slab.longest
             self.peak_entries = max(self.peak_entries, size)
             return AttentionInputs(slab.keys[:, :, :size], slab.values[:, :, :size], slab.valid(size))
@@ -194,7 +214,8 @@ class BoundedLayer:
         self.copied_bytes = inputs.keys.nbytes + inputs.values.nbytes if slab.longest else 0
         return inputs
 
-    def _require_fit(self, keys: Tensor) -> None:
+    def require_fit(self, keys: Tensor) -> None:
+        """Raise ``ValueError`` unless new keys (B, H_kv, m, D) have the shape of those stored."""
         expected = (*self.slab.keys.shape[:2], self.slab.keys.shape[3])
         if (*keys.shape[:2], keys.shape[3]) != expected:
             raise ValueError(
@@ -224,6 +245,8 @@ class BoundedLayer:
             params: how the layer computes its logits.
         """
         queries, chunk, self._chunk = queries.detach(), self._chunk, None
+        # Which cos and sin these are is told by where they lie: all layers of a forward pass share them, or do not.
+        self.params, self.rotation = params, (rope.apply, rope.cos.data_ptr(), rope.sin.data_ptr())
         if chunk is not None:
             keys = [
                 (self._group_key(row), self.slab.num_seen[row], count) if count else None
@@ -233,6 +256,10 @@ class BoundedLayer:
                 if key is not None:
                     self._store_chunk(chunk, rows, queries, rope, params)
             return
+        self.observe_step(queries, rope, params)
+
+    def observe_step(self, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
+        """As :meth:`observe`, of a decode step: one query (B, H, 1, D) of each row."""
         left = [self._until_full(row, length) for row, length in enumerate(self.slab.lengths)]
         everyone = Rows(list(range(len(left))))
         if self.policy.observes_entries and self.policy.observes_free_slots:
@@ -305,7 +332,7 @@ class BoundedLayer:
             prefix=self.schedule.prefix_for(prompt),
             protect=self.schedule.protect,
         )
-        event = self._event(view, scores, keep) if self.on_evict is not None else None
+        events = self._events(view, scores, keep) if self.on_evict is not None else []
         if stored:
             source = self.slab.compact(rows, keep)
         else:
@@ -316,21 +343,20 @@ class BoundedLayer:
         if self.schedule.growth:
             self._reserve(self._capacity(self.prompts, self.num_evictions))
         self.entries_dropped += (scores.shape[-1] - keep.shape[-1]) * scores.shape[0] * scores.shape[1]
-        if event is not None:
+        for event in events:
             self.on_evict(event)
 
-    def _event(self, view: CacheView, scores: Tensor, keep: Tensor) -> EvictionEvent:
+    def _events(self, view: CacheView, scores: Tensor, keep: Tensor) -> list[EvictionEvent]:
+        """One for each layer."""
         gone = torch.ones(scores.shape, dtype=torch.bool, device=keep.device).scatter_(-1, keep, False)
         dropped = view.positions[gone].view(*keep.shape[:2], -1)
-        return EvictionEvent(
-            self.index,
-            list(view.rows.numbers),
-            [self.slab.num_seen[row] - 1 for row in view.rows.numbers],
-            view.positions.clone(),
-            scores,
-            view.positions.gather(-1, keep).sort(dim=-1).values,
-            dropped.sort(dim=-1).values,
-        )
+        kept = view.positions.gather(-1, keep).sort(dim=-1).values
+        tables = view.positions.clone(), scores, kept, dropped.sort(dim=-1).values
+        rows, now = view.rows.numbers, [self.slab.num_seen[row] - 1 for row in view.rows.numbers]
+        by_layer = zip(*(table.chunk(len(self.indices), dim=1) for table in tables), strict=True)
+        return [
+            EvictionEvent(index, list(rows), list(now), *own) for index, own in zip(self.indices, by_layer, strict=True)
+        ]
 
     def _view(self, rows: Rows, rope: Rope, params: AttentionParams, entries: list[Tensor] | None = None) -> CacheView:
         """Entries of some rows, by default those stored. ``rope``: the steps just seen; the last one is now."""
@@ -339,7 +365,7 @@ class BoundedLayer:
             length = max(slab.lengths[row] for row in rows.numbers)
             entries = [rows.take(t)[:, :, :length] for t in (slab.keys, slab.values, slab.positions)]
         now = rows.take(slab.num_seen_on_device).long() - 1
-        return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows)
+        return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows, len(self.indices))
 
     def _full_at(self, row: int) -> int | None:
         return self.schedule.full_at(self.prompts[row], self.num_evictions[row])
@@ -357,14 +383,16 @@ class BoundedLayer:
         """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""
         if not self.is_open:
             return
+        index, numbers = self._numbers_of(index)
+        self.slab.select_rows(index, numbers)
+        self.state.select_rows(index, numbers)
+
+    def _numbers_of(self, index: Tensor) -> tuple[Tensor, list[int]]:
+        """index (B_new,) on the device, and on the host: where rows are alike, any may stand for another."""
         index = index.to(self.slab.keys.device)
         every = range(len(self.prompts))
         alike = len({(self._group_key(row), self.slab.num_seen[row], self.num_evictions[row]) for row in every}) == 1
-        numbers = [0] * index.shape[0] if alike else index.tolist()
-        self.slab.select_rows(index, numbers)
-        self.state.select_rows(index, numbers)
-        self.prompts = [self.prompts[row] for row in numbers]
-        self.num_evictions = [self.num_evictions[row] for row in numbers]
+        return index, [0] * index.shape[0] if alike else index.tolist()
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""

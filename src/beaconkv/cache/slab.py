@@ -10,14 +10,30 @@ The slots of a row are in order of time until holes are first filled; ``position
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import Rows, lasting_rows, lasting_zeros
+from ..types import Rows, lasting_zeros
+from .counts import RowCounts
 
 GROWTH = 256
 """Slots by which a slab without a budget grows."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where the new entries of one decode step go.
+
+    Attributes:
+        last: the highest of these slots.
+        index: (B,) rows and (B,) slots, both int64; None: in every row it is the last.
+    """
+
+    last: int
+    index: tuple[Tensor, Tensor] | None = None
 
 
 class EntrySlab:
@@ -26,31 +42,43 @@ class EntrySlab:
     Args:
         keys, values: any entries (B, H_kv, m, D): shapes, dtype and device are taken from them.
         capacity: slots, or None to grow as needed.
+        layers: hold the heads of so many layers like this one side by side.
 
     Attributes:
-        keys, values: (B, H_kv, capacity, D).
-        positions: (B, H_kv, capacity) int32, logical positions.
-        lengths: per row, entries stored.
-        num_seen: per row, tokens seen: the next logical position.
-        num_seen_on_device: (B,) int32, the same where the entries are.
+        keys, values: (B, layers * H_kv, capacity, D).
+        positions: (B, layers * H_kv, capacity) int32, logical positions.
+        counts: entries and tokens of each row.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, capacity: int | None) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, capacity: int | None, layers: int = 1) -> None:
         batch, heads, _, dim = keys.shape
         self.grows = capacity is None
-        slots = GROWTH if capacity is None else capacity
+        slots, heads = GROWTH if capacity is None else capacity, layers * heads
         # Zeros, not empty: free slots of a shorter row are masked, but 0 times NaN would still be NaN.
         self.keys = lasting_zeros(keys, batch, heads, slots, dim)
         self.values = lasting_zeros(values, batch, heads, slots, values.shape[-1])
         self.positions = lasting_zeros(keys, batch, heads, slots, dtype=torch.int32)
-        self.lengths, self.num_seen = [0] * batch, [0] * batch
-        self._lengths = lasting_zeros(keys, batch, dtype=torch.int64)  # the same, on the device
-        self.num_seen_on_device = lasting_zeros(keys, batch, dtype=torch.int32)
+        self.counts = RowCounts(keys)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Per row, entries stored."""
+        return self.counts.lengths
+
+    @property
+    def num_seen(self) -> list[int]:
+        """Per row, tokens seen: the next logical position."""
+        return self.counts.num_seen
+
+    @property
+    def num_seen_on_device(self) -> Tensor:
+        """(B,) int32, the same where the entries are."""
+        return self.counts.num_seen_on_device
 
     @property
     def longest(self) -> int:
         """Entries of the fullest row."""
-        return max(self.lengths)
+        return max(self.counts.lengths)
 
     @property
     def kv_bytes(self) -> int:
@@ -60,7 +88,7 @@ class EntrySlab:
     @property
     def extra_bytes(self) -> int:
         """Bytes beside them: positions and lengths."""
-        return self.positions.nbytes + self._lengths.nbytes + self.num_seen_on_device.nbytes
+        return self.positions.nbytes + self.counts.nbytes
 
     @property
     def bytes_per_slot(self) -> int:
@@ -72,25 +100,31 @@ class EntrySlab:
         """(B, size) bool: which of the first slots hold entries; None when all do."""
         if min(self.lengths) >= size:
             return None
-        return torch.arange(size, device=self.keys.device) < self._lengths.unsqueeze(1)
+        return torch.arange(size, device=self.keys.device) < self.counts.lengths_on_device.unsqueeze(1)
 
-    def append_step(self, keys: Tensor, values: Tensor) -> None:
-        """One new entry in every row, written in place. keys, values: (B, H_kv, 1, D)."""
-        slot = self.longest
-        self._ensure_capacity(slot + 1)
-        if min(self.lengths) == slot:
-            self.keys[:, :, slot] = keys[:, :, 0]
-            self.values[:, :, slot] = values[:, :, 0]
-            self.positions[:, :, slot] = self.num_seen_on_device.unsqueeze(1)
+    def begin_step(self) -> Slots:
+        """Count one new entry in every row, and say where :meth:`write_step` is to put it."""
+        longest, counts = self.longest, self.counts
+        self._ensure_capacity(longest + 1)
+        if min(counts.lengths) == longest:
+            slots = Slots(longest)
+            self.positions[:, :, longest] = counts.num_seen_on_device.unsqueeze(1)
         else:
-            row = torch.arange(len(self.lengths), device=keys.device)
-            self.keys[row, :, self._lengths] = keys[:, :, 0]
-            self.values[row, :, self._lengths] = values[:, :, 0]
-            self.positions[row, :, self._lengths] = self.num_seen_on_device.unsqueeze(1)
-        self._lengths.add_(1)
-        self.num_seen_on_device.add_(1)
-        self.lengths = [n + 1 for n in self.lengths]
-        self.num_seen = [n + 1 for n in self.num_seen]
+            row = torch.arange(len(counts.lengths), device=self.keys.device)
+            slots = Slots(longest, (row, counts.lengths_on_device.clone()))
+            self.positions[row, :, slots.index[1]] = counts.num_seen_on_device.unsqueeze(1)
+        counts.step()
+        return slots
+
+    def write_step(self, slots: Slots, keys: Tensor, values: Tensor, heads: slice = slice(None)) -> None:
+        """One new entry in every row of some heads, in place. keys, values: (B, heads, 1, D)."""
+        if slots.index is None:
+            self.keys[:, heads, slots.last] = keys[:, :, 0]
+            self.values[:, heads, slots.last] = values[:, :, 0]
+        else:
+            row, slot = slots.index
+            self.keys[:, heads][row, :, slot] = keys[:, :, 0]
+            self.values[:, heads][row, :, slot] = values[:, :, 0]
 
     def append_chunk(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Several new entries in rows of one length. keys, values: (R, H_kv, m, D), positions (R, H_kv, m)."""
@@ -98,16 +132,11 @@ class EntrySlab:
         self._ensure_capacity(start + keys.shape[2])
         for slab, new in ((self.keys, keys), (self.values, values), (self.positions, positions)):
             rows.put(slab, 2, start, new)
-        self._set(rows, start + keys.shape[2])
+        self.counts.hold(rows, start + keys.shape[2])
 
     def saw(self, rows: Rows, tokens: int) -> None:
         """Count tokens that came in a chunk, stored or not."""
-        for row in rows.numbers:
-            self.num_seen[row] += tokens
-        if rows.index is None:
-            self.num_seen_on_device.add_(tokens)
-        else:
-            self.num_seen_on_device[rows.index] += tokens
+        self.counts.saw(rows, tokens)
 
     def compact(self, rows: Rows, keep: Tensor) -> Tensor:
         """Keep these slots, moving entries only into holes.
@@ -121,23 +150,15 @@ class EntrySlab:
         num_entries = self.lengths[rows.numbers[0]]
         source = ops.fill_holes_source(keep, num_entries)
         ops.fill_holes([self.keys, self.values, self.positions], source, num_entries, rows)
-        self._set(rows, keep.shape[-1])
+        self.counts.hold(rows, keep.shape[-1])
         return source
 
     def replace(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
         """Store the chosen ones of other entries (R, H_kv, N, D) instead; returns the source as :meth:`compact`."""
         for slab, entries in ((self.keys, keys), (self.values, values), (self.positions, positions)):
             rows.put(slab, 2, 0, ops.gather_entries(entries, keep))
-        self._set(rows, keep.shape[-1])
+        self.counts.hold(rows, keep.shape[-1])
         return keep
-
-    def _set(self, rows: Rows, length: int) -> None:
-        for row in rows.numbers:
-            self.lengths[row] = length
-        if rows.index is None:
-            self._lengths.fill_(length)
-        else:
-            self._lengths[rows.index] = length
 
     def _ensure_capacity(self, needed: int) -> None:
         missing = needed - self.keys.shape[2]
@@ -160,7 +181,7 @@ class EntrySlab:
     def held_positions(self) -> Tensor:
         """(B, H_kv, longest) int32: logical positions held, ascending; -1 fills shorter rows."""
         last = torch.iinfo(torch.int32).max
-        free = torch.arange(self.longest, device=self.positions.device) >= self._lengths.view(-1, 1, 1)
+        free = torch.arange(self.longest, device=self.positions.device) >= self.counts.lengths_on_device.view(-1, 1, 1)
         held = self.positions[:, :, : self.longest].masked_fill(free, last).sort(dim=-1).values
         return held.masked_fill(held == last, -1)
 
@@ -169,7 +190,11 @@ class EntrySlab:
 
         Where rows are alike, any of them may stand for another in ``numbers``.
         """
-        stored = self.longest
+        self.move_rows(index, self.longest)
+        self.counts.select_rows(index, numbers)
+
+    def move_rows(self, index: Tensor, stored: int) -> None:
+        """The entries' part of :meth:`select_rows`; the first ``stored`` slots may hold any."""
         for name in ("keys", "values", "positions"):
             slab = getattr(self, name)
             moved = slab[:, :, :stored].index_select(0, index)
@@ -177,18 +202,51 @@ class EntrySlab:
                 slab = lasting_zeros(slab, index.shape[0], *slab.shape[1:])
                 setattr(self, name, slab)
             slab[:, :, :stored] = moved
-        self._lengths = lasting_rows(self._lengths, index)
-        self.num_seen_on_device = lasting_rows(self.num_seen_on_device, index)
-        self.lengths = [self.lengths[row] for row in numbers]
-        self.num_seen = [self.num_seen[row] for row in numbers]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow."""
-        assert self._lengths.tolist() == self.lengths, (self._lengths.tolist(), self.lengths)
-        assert self.num_seen_on_device.tolist() == self.num_seen, (self.num_seen_on_device.tolist(), self.num_seen)
+        self.counts.check_integrity()
         for row, length in enumerate(self.lengths):
             assert length <= self.num_seen[row], (row, length, self.num_seen[row])
             held = self.positions[row, :, :length].sort(dim=-1).values
             assert (held[:, 1:] > held[:, :-1]).all(), f"row {row} holds a position twice"
             assert (held >= 0).all(), f"row {row} holds a negative position"
             assert (held < self.num_seen[row]).all(), f"row {row} holds a position not yet seen"
+
+
+class SlabPart(EntrySlab):
+    """The heads of one layer in a slab that holds those of several.
+
+    Args:
+        whole: the slab.
+        heads: whose heads these are.
+    """
+
+    def __init__(self, whole: EntrySlab, heads: slice) -> None:
+        self.whole, self.heads, self.grows = whole, heads, whole.grows
+        self.counts = RowCounts(whole.keys)
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, H_kv, capacity, D), a view."""
+        return self.whole.keys[:, self.heads]
+
+    @property
+    def values(self) -> Tensor:
+        """(B, H_kv, capacity, D), a view."""
+        return self.whole.values[:, self.heads]
+
+    @property
+    def positions(self) -> Tensor:
+        """(B, H_kv, capacity) int32, a view."""
+        return self.whole.positions[:, self.heads]
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def reserve(self, capacity: int) -> None:
+        self.whole.reserve(capacity)
+
+    def move_rows(self, index: Tensor, stored: int) -> None:
+        """Nothing: whoever holds the whole slab moves the entries of all layers at once."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from ..types import CacheView, Rope, Rows
+from ..types import CacheView, Rope, Rows, lasting_copy, lasting_zeros
 
 if TYPE_CHECKING:
     from .presets import Preset
@@ -52,6 +53,19 @@ class LayerState:
             numbers: the same on the host; where all rows share one ``row_key``, any may stand for another.
         """
 
+    @classmethod
+    def join(cls, states: Sequence[LayerState]) -> LayerState | None:
+        """One state for the heads of several layers side by side, or None if layers cannot be observed together.
+
+        Args:
+            states: of layers that have seen the same tokens. They are not used again.
+        """
+        return states[0] if cls is LayerState else None
+
+    def split(self, count: int) -> list[LayerState]:
+        """The states of ``count`` layers again; this one is not used afterwards."""
+        return [LayerState() for _ in range(count)]
+
     @property
     def nbytes(self) -> int:
         """Bytes this state holds."""
@@ -81,6 +95,9 @@ class EvictionPolicy(ABC):
     observes_free_slots: ClassVar[bool] = False
     """True, with ``observes_entries``: a decode step shows all rows at once, whatever their keys. Slots that a
     shorter row has not filled are at position ``FREE``, and hold anything."""
+    treats_heads_alone: ClassVar[bool] = False
+    """True: state and score look at each KV head and its group by itself, or mind ``view.layers``. Decode steps
+    then show the heads of several layers side by side, which is faster."""
     default_prefix: ClassVar[int] = 4
     default_protect: ClassVar[int | str] = 32
     presets: ClassVar[Mapping[str, Preset]] = {}
@@ -109,6 +126,19 @@ class EvictionPolicy(ABC):
         Called when the cache is full, after ``observe`` of the newest token. Must not read anything
         beyond ``view``, and must treat each row as if it were alone.
         """
+
+
+def beside(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (B, heads, ...) of several layers as one (B, all heads, ...) that can be written to."""
+    first = tensors[0]
+    heads = sum(tensor.shape[1] for tensor in tensors)
+    joined = lasting_zeros(first, first.shape[0], heads, *first.shape[2:])
+    return torch.cat(list(tensors), dim=1, out=joined)
+
+
+def apart(tensor: Tensor, number: int, count: int) -> Tensor:
+    """The heads of one of ``count`` layers in a tensor (B, all heads, ...), as a tensor of its own."""
+    return lasting_copy(tensor.chunk(count, dim=1)[number])
 
 
 def policies() -> dict[str, type[EvictionPolicy]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from ..types import CacheView, Rope, Rows, lasting_rows, lasting_zeros
-from .base import EvictionPolicy, LayerState
+from .base import EvictionPolicy, LayerState, apart, beside
 from .presets import Preset
 
 PAPER = "Zhang et al., H2O, arXiv 2306.14048"
@@ -60,6 +61,19 @@ class ReceivedAttention(LayerState):
         if self.sums is not None:
             self.sums = lasting_rows(self.sums, index)
 
+    @classmethod
+    def join(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention:
+        first = states[0]
+        if first.sums is not None:
+            first.sums = beside([state.sums for state in states])
+        return first
+
+    def split(self, count: int) -> list[ReceivedAttention]:
+        states = [ReceivedAttention(self.batch) for _ in range(count)]
+        for number, state in enumerate(states):
+            state.sums = None if self.sums is None else apart(self.sums, number, count)
+        return states
+
     @property
     def nbytes(self) -> int:
         return 0 if self.sums is None else self.sums.nbytes
@@ -77,6 +91,7 @@ class H2O(EvictionPolicy, name="h2o"):
     source = f"{PAPER}, section 4"
     observes_entries = True
     observes_free_slots = True
+    treats_heads_alone = True
     default_protect = "half"
     presets = {
         "paper": Preset({}, f"{PAPER}, Algorithm 1", prefix=0, protect="half", every=1),

@@ -7,7 +7,8 @@ still scores as a recent one is no part of it. It is kept before RoPE.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from .. import ops
 from ..types import CacheView, Rope, Rows, device_index, lasting_rows, lasting_zeros
-from .base import LayerState, require_int
+from .base import LayerState, apart, beside, require_int
 from .observation import ObservationPolicy
 from .query_buffer import QueryBuffer
 from .retention import EverySlot
@@ -140,6 +141,25 @@ class History(LayerState):
         self.num_past = [self.num_past[row] for row in numbers]
         if self.past is not None:
             self.past = lasting_rows(self.past, index)
+
+    @classmethod
+    def join(cls, states: Sequence[History]) -> History | None:
+        first = states[0]
+        if first.rule.limit is None:
+            return None  # the whole history of all layers at once would be looked through: too much at a time
+        first.window = QueryBuffer.join([state.window for state in states])
+        if first.past is not None:
+            first.past = beside([state.past for state in states])
+        return first
+
+    def split(self, count: int) -> list[History]:
+        states = []
+        for number, window in enumerate(self.window.split(count)):
+            own = copy(self)
+            own.window, own.num_past = window, list(self.num_past)
+            own.past = None if self.past is None else apart(self.past, number, count)
+            states.append(own)
+        return states
 
     @property
     def nbytes(self) -> int:

@@ -38,6 +38,7 @@ class ObservationPolicy(EvictionPolicy):
             over the head's entries: both sum to 1. (R-KV itself does not divide.)
     """
 
+    treats_heads_alone: ClassVar[bool] = True
     group_pools: ClassVar[tuple[str, ...]] = ops.POOLS
     normalises_importance: ClassVar[bool] = True
 
@@ -78,7 +79,8 @@ class ObservationPolicy(EvictionPolicy):
             score = (1 - weight) * score - weight * self.redundancy(view)
         if self.head_pool == "all":
             how = "mean" if self.group_pool == "logits" else self.group_pool
-            score = ops.pool(score, 1, how).unsqueeze(1).expand_as(score)
+            by_layer = score.unflatten(1, (view.layers, -1))
+            score = ops.pool(by_layer, 2, how).unsqueeze(2).expand_as(by_layer).flatten(1, 2)
         return score
 
     def importance(self, view: CacheView, state: QueryBuffer) -> Tensor:

@@ -19,12 +19,15 @@ paper is ``history`` followed by the fresh part of ``recent``, in order of time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import CacheView, Rope, Rows, group_rows, lasting_rows, lasting_zeros
-from .base import LayerState
+from ..types import CacheView, Rope, Rows, group_rows, lasting_copy, lasting_rows, lasting_zeros
+from .base import LayerState, apart, beside
 
 
 class QueryBuffer(LayerState):
@@ -184,6 +187,28 @@ class QueryBuffer(LayerState):
         if self.history is not None:
             self.history = lasting_rows(self.history, index)
         self.rope = Rope(lasting_rows(self.rope.cos, index), lasting_rows(self.rope.sin, index), self.rope.apply)
+
+    @classmethod
+    def join(cls, states: Sequence[QueryBuffer]) -> QueryBuffer:
+        first = states[0]
+        if first.recent is not None:
+            first.recent = beside([state.recent for state in states])
+            if first.history is not None:
+                first.history = beside([state.history for state in states])
+        return first
+
+    def split(self, count: int) -> list[QueryBuffer]:
+        states = []
+        for number in range(count):
+            own = copy(self)
+            own.num_recent, own.num_fresh = list(self.num_recent), list(self.num_fresh)
+            own.num_history = list(self.num_history)
+            if self.recent is not None:
+                own.recent = apart(self.recent, number, count)
+                own.rope = Rope(lasting_copy(self.rope.cos), lasting_copy(self.rope.sin), self.rope.apply)
+                own.history = None if self.history is None else apart(self.history, number, count)
+            states.append(own)
+        return states
 
     @property
     def nbytes(self) -> int:

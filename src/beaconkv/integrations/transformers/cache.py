@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from copy import deepcopy
 from typing import Any
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ...cache import BoundedLayer, CacheStats, EvictionSchedule
+from ...cache import BoundedLayer, CacheStats, EvictionSchedule, LayerStack
 from ...policies import EvictionPolicy, parse_policy
 from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
 from .call import LayerCall
 from .host_layer import NO_ROLLBACK, BoundedCacheLayer
-from .support import host_layers, require_supported_release, warn_of_dropped_cache
+from .support import attention_modules, host_layers, likeness, require_supported_release, warn_of_dropped_cache
 
 
 class BoundedCache(Cache, AnnouncedCache):
@@ -72,14 +72,28 @@ class BoundedCache(Cache, AnnouncedCache):
         )
         self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
         layers, bounded = host_layers(model)
-        for index in bounded:
-            layers[index] = BoundedCacheLayer(BoundedLayer(policy, self.schedule, index, on_evict))
+        self._stacks: list[LayerStack] = []
+        for indices in self._stacked(model, bounded):
+            stack = LayerStack([BoundedLayer(policy, self.schedule, index, on_evict) for index in indices])
+            self._stacks.append(stack)
+            for number, index in enumerate(indices):
+                layers[index] = BoundedCacheLayer(stack, number)
         super().__init__(layers=layers)
         self._bounded = [layers[index] for index in bounded]
         self._peak_kv_bytes = 0
         self._padding: tuple[Tensor, Tensor] | None = None  # the last mask, on its device and on the host
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
+
+    def _stacked(self, model: nn.Module, bounded: list[int]) -> list[list[int]]:
+        """Layers that may take decode steps together: they hold as many entries of one shape on one device."""
+        if self.schedule.budget is None or self.schedule.growth:
+            return [[index] for index in bounded]  # a slab that grows is copied: of one layer at a time
+        modules = attention_modules(model)
+        stacks: dict[Hashable, list[int]] = {}
+        for index in bounded:
+            stacks.setdefault(likeness(modules[index]) if index in modules else index, []).append(index)
+        return list(stacks.values())
 
     def _attach(self, model: nn.Module, bounded: list[int]) -> None:
         modules, self.detach = attach(model, bounded, self)
@@ -124,7 +138,7 @@ class BoundedCache(Cache, AnnouncedCache):
 
     def note_peak(self, extra_bytes: int = 0) -> None:
         """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
-        slabs = sum(host.layer.slab.kv_bytes for host in self._bounded if host.layer.is_open)
+        slabs = sum(stack.kv_bytes for stack in self._stacks if stack.is_open)
         self._peak_kv_bytes = max(self._peak_kv_bytes, slabs + extra_bytes)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -212,21 +226,23 @@ class BoundedCache(Cache, AnnouncedCache):
     def stats(self) -> CacheStats:
         """Counters and measured bytes of the bounded layers."""
         layers = [host.layer for host in self._bounded if host.layer.is_open]
+        stacks = [stack for stack in self._stacks if stack.is_open]
+        counted = [layer for stack in stacks for layer in stack.counted]
         self.note_peak()
-        kv_bytes = sum(layer.slab.kv_bytes for layer in layers)
+        kv_bytes = sum(stack.kv_bytes for stack in stacks)
         return CacheStats(
             tokens_seen=max((max(layer.slab.num_seen) for layer in layers), default=0),
             entries=max((layer.slab.longest for layer in layers), default=0),
-            peak_entries=max((layer.peak_entries for layer in layers), default=0),
+            peak_entries=max((layer.peak_entries for layer in counted), default=0),
             evictions=max((max(layer.num_evictions) for layer in layers), default=0),
-            entries_dropped=sum(layer.entries_dropped for layer in layers),
+            entries_dropped=sum(layer.entries_dropped for layer in counted),
             kv_bytes=kv_bytes,
-            state_bytes=sum(layer.state_bytes for layer in layers),
+            state_bytes=sum(stack.state_bytes for stack in stacks),
             formula_bytes=sum(layer.formula_bytes for layer in layers),
             peak_kv_bytes=self._peak_kv_bytes,
         )
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant of any layer is broken. Slow."""
-        for host in self._bounded:
-            host.layer.check_integrity()
+        for stack in self._stacks:
+            stack.check_integrity()

@@ -63,6 +63,9 @@ class LayerCall:
                 f"{type(module).__name__} (layer {layer.index}) attends twice to one pair of keys and values: "
                 "cannot be bounded"
             )
+        if num_new == 1 and padding is None and layer.is_open:
+            return self.step(module, query, key, value, kernel, **kwargs)
+        self.host.stack.part()
         on_host = None if padding is None else self.on_host(padding)
         padding = None if padding is None else padding.to(query.device)
 
@@ -71,11 +74,7 @@ class LayerCall:
                 return [part.stop - part.start] * key.shape[0]
             return on_host[:, part].sum(dim=1).tolist()
 
-        scaling = kwargs.get("scaling")
-        params = AttentionParams(
-            query.shape[-1] ** -0.5 if scaling is None else scaling, kwargs.get("softcap"), kwargs.get("s_aux")
-        )
-        rope = Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
+        params, rope = self._params(query, kwargs), self._rope(query)
         self.host.prepare(key, value, counts(slice(0, num_new)))
         size = layer.schedule.prefill_chunk or num_new
         if num_new > size:
@@ -95,6 +94,28 @@ class LayerCall:
                 self.note_peak(whole + layer.copied_bytes)
         self.host.attended(num_new)
         return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)
+
+    def step(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kernel: str, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """:meth:`attend` to one new token of each row, none of them padding: a decode step."""
+        host = self.host
+        host.has_decoded = True
+        inputs = host.stack.append(host.number, key, value)
+        output = run_kernel(
+            kernel, module, query, inputs.keys, inputs.values, self.mask(kernel, inputs, query), **kwargs
+        )
+        host.stack.observe(host.number, query, self._rope(query), self._params(query, kwargs))
+        host.attended(1)
+        return output
+
+    def _params(self, query: Tensor, kwargs: dict[str, Any]) -> AttentionParams:
+        scaling = kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return AttentionParams(scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
+
+    def _rope(self, query: Tensor) -> Rope:
+        return Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
 
     def mask(self, kernel: str, inputs: AttentionInputs, queries: Tensor) -> Tensor | None:
         """What the queries see of the entries, in the form the kernel takes."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ...cache import BoundedLayer
+from ...cache import BoundedLayer, LayerStack
 from .attention import BOUNDED_OFFSET
 
 NO_ROLLBACK = (
@@ -18,18 +18,28 @@ NO_ROLLBACK = (
 
 
 class BoundedCacheLayer(CacheLayerMixin):
-    """One full-attention layer: lets keys and values pass to the attention function, which stores them."""
+    """One full-attention layer: lets keys and values pass to the attention function, which stores them.
+
+    Args:
+        stack: layers that take decode steps together.
+        number: of this layer among them.
+    """
 
     is_compileable = False
     is_croppable = False
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, layer: BoundedLayer) -> None:
-        self.layer = layer
+    def __init__(self, stack: LayerStack, number: int) -> None:
+        self.stack, self.number = stack, number
         self.num_columns = 0  # tokens fed, padding included: what the host calls the sequence length
         self.is_pending = False  # between update() and the attention function
         self.has_decoded = False  # a step of one token has come: the prompt is complete
+
+    @property
+    def layer(self) -> BoundedLayer:
+        """The layer by itself."""
+        return self.stack.layers[self.number]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if self.is_pending:
@@ -90,18 +100,21 @@ class BoundedCacheLayer(CacheLayerMixin):
         return self.num_columns + num_new, BOUNDED_OFFSET
 
     def reset(self) -> None:
-        self.layer.reset()
+        self.stack.reset()
         self.num_columns, self.is_pending, self.has_decoded = 0, False, False
 
+    # The host tells every layer; the first of a stack acts for all.
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.layer.select_rows(beam_idx)
+        if self.number == 0:
+            self.stack.select_rows(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.layer.is_open:
-            self.layer.select_rows(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
+            self.reorder_cache(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self.layer.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+        self.reorder_cache(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
     def crop(self, *args: Any) -> None:
         raise RuntimeError(NO_ROLLBACK)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 import torch
 import transformers
@@ -12,7 +14,7 @@ from packaging.version import Version
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from ...ops import apply_identity, unrotate
+from ...ops import apply_half, apply_identity, apply_interleaved, unrotate
 from ...types import Rope, RotaryFn
 
 OLDEST, NEXT = Version("4.57"), Version("6")
@@ -105,10 +107,36 @@ def rotary_function(module: nn.Module) -> RotaryFn:
     own = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if own is None:
         raise ValueError(f"{type(module).__name__}: no apply_rotary_pos_emb in its file: queries cannot be turned back")
+    return _of_one_tensor(own)
+
+
+@lru_cache
+def _of_one_tensor(own: Callable) -> RotaryFn:
+    """One and the same for all modules of a file: layers that are turned alike are known by it."""
 
     def apply(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return own(x, x[:, :0], cos, sin)[0]
 
+    return apply
+
+
+LAYOUTS = (apply_half, apply_interleaved)
+
+
+def known_layout(apply: RotaryFn, dim: int, cos: Tensor) -> RotaryFn:
+    """The library's own function that does exactly what ``apply`` does, or else ``apply``.
+
+    Layers with one and the same function take decode steps together, and kernels know these layouts.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 3, dim, generator=generator)
+    angles = [torch.randn(1, 3, cos.shape[-1], generator=generator) for _ in range(2)]
+    for own in LAYOUTS:
+        try:
+            if torch.equal(own(x, *angles), apply(x, *angles)):
+                return own
+        except REFUSALS:
+            continue
     return apply
 
 
@@ -171,11 +199,17 @@ def verified_rotary(
     except REFUSALS as error:
         raise ValueError(f"{name} cannot be bounded: its rotary function failed with: {error}") from error
     if scale > 0 and difference <= tolerance * scale:
-        return apply
+        return known_layout(apply, plain.shape[-1], cos)
     raise ValueError(
         f"{name}: its query before RoPE cannot be recovered from the one its attention function receives; "
         "this kind of model is not supported"
     )
+
+
+def likeness(module: nn.Module) -> Hashable:
+    """Equal for modules of one kind, with parameters of the same shapes and types in the same place."""
+    parameters = [(name, tuple(p.shape), p.dtype, p.device) for name, p in module.named_parameters()]
+    return type(module), tuple(parameters)
 
 
 def warn_of_dropped_cache(model: nn.Module) -> None:

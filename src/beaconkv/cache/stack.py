@@ -1,0 +1,211 @@
+"""Layers that take decode steps together: their heads stand side by side in one slab and one policy state.
+
+What a policy does at a step is a few small operations on each KV head. Done layer by layer, most of their time
+is the cost of starting them; done once for all layers, it is not. To a policy a stack is a layer with more heads.
+
+    prompt, and any input of several tokens   each layer by itself, as it comes ("apart")
+    decode steps                              each layer writes its entry and attends to its own heads; when
+                                              the last one has, the policy sees all queries at once ("together")
+
+The slab is allocated once for all layers; a layer by itself works on views of it. What is kept is the same either way.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..types import AttentionParams, Rope, lasting_zeros
+from .layer import AttentionInputs, BoundedLayer
+from .slab import EntrySlab, SlabPart
+
+
+class LayerStack:
+    """Bounded layers of one shape, with one policy and one schedule.
+
+    Args:
+        layers: fresh; in the order of the model.
+    """
+
+    def __init__(self, layers: list[BoundedLayer]) -> None:
+        self.layers, first = layers, layers[0]
+        self.whole = first
+        if len(layers) > 1:
+            indices = [layer.index for layer in layers]
+            self.whole = BoundedLayer(first.policy, first.schedule, indices, first.on_evict)
+            for number, layer in enumerate(layers):
+                layer.allocate = partial(self._allocate, number)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, counters included."""
+        for layer in {self.whole, *self.layers}:
+            layer.reset()
+        self.together = False
+        self._can_join = len(self.layers) == 1 or self.layers[0].policy.treats_heads_alone
+        self._appended = self._observed = 0
+        self._queries: Tensor | None = None  # (B, all H, 1, D), of the step under way
+
+    def _allocate(self, number: int, keys: Tensor, values: Tensor, slots: int | None) -> EntrySlab:
+        """The slab of a layer: a part of that of all, if it has the shape of the first that came."""
+        if self.whole.slab is None:
+            self.whole.slab = EntrySlab(keys, values, slots, len(self.layers))
+        whole, heads = self.whole.slab, keys.shape[1]
+        shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (keys, values)]
+        shared = [(t.shape[1] // len(self.layers), t.shape[3], t.dtype, t.device) for t in (whole.keys, whole.values)]
+        if shapes != shared:
+            self._can_join = False
+            return EntrySlab(keys, values, slots)
+        return SlabPart(whole, slice(number * heads, (number + 1) * heads))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether memory is allocated."""
+        return self.layers[0].is_open
+
+    @property
+    def counted(self) -> list[BoundedLayer]:
+        """The objects whose counters add up to those of the stack."""
+        return self.layers if self.whole is self.layers[0] else [self.whole, *self.layers]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the allocated keys and values, measured."""
+        own = sum(layer.slab.kv_bytes for layer in self.layers if type(layer.slab) is EntrySlab)
+        return own if self.whole is self.layers[0] else own + (self.whole.slab.kv_bytes if self.whole.slab else 0)
+
+    def append(self, number: int, keys: Tensor, values: Tensor) -> AttentionInputs:
+        """Take in one new entry of every row in one layer: a decode step.
+
+        Args:
+            number: of the layer, within the stack.
+            keys, values: (B, H_kv, 1, D), keys after RoPE.
+
+        Returns:
+            What the new queries attend to.
+
+        Raises:
+            ValueError: shapes that do not fit what is stored.
+        """
+        if self._appended == 0:
+            self._begin()
+        layer = self.layers[number]
+        if not self.together:
+            self._appended += 1
+            return layer.append(keys, values)
+        layer.require_fit(keys)
+        self._appended += 1
+        slab, heads = self.whole.slab, self._heads[number]
+        slab.write_step(self._slots, keys.detach(), values.detach(), heads)
+        size = self._slots.last + 1
+        return AttentionInputs(slab.keys[:, heads, :size], slab.values[:, heads, :size], self._valid)
+
+    def _begin(self) -> None:
+        self.join()
+        if self.together:
+            slab = self.whole.slab
+            self._slots = slab.begin_step()
+            self._valid = slab.valid(slab.longest)
+            self.whole.peak_entries = max(self.whole.peak_entries, slab.longest)
+
+    def observe(self, number: int, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
+        """Take in the queries of the entries appended last in one layer; after the last layer's, the policy
+        sees all of them, and the rows that are full are evicted.
+
+        Args:
+            number: of the layer, within the stack.
+            queries: (B, H, 1, D) after RoPE.
+            rope: the model's rope of this step.
+            params: how the layer computes its logits.
+        """
+        self._observed += 1
+        is_last = self._observed == len(self.layers)
+        if is_last:
+            self._appended = self._observed = 0
+        if not self.together:
+            self.layers[number].observe(queries, rope, params)
+            return
+        if self.whole is not self.layers[0]:
+            queries = self._beside(number, queries.detach())
+            params = self._params
+        if is_last:
+            self.whole.observe_step(queries, rope, params)
+
+    def _beside(self, number: int, queries: Tensor) -> Tensor:
+        batch, heads, _, dim = queries.shape
+        if self._queries is None or self._queries.shape[0] != batch:
+            self._queries = lasting_zeros(queries, batch, heads * len(self.layers), 1, dim)
+        self._queries[:, number * heads : (number + 1) * heads] = queries
+        return self._queries
+
+    def join(self) -> None:
+        """From now on together, if nothing stands against it."""
+        if self.together or not self._can_join or not all(layer.is_open for layer in self.layers):
+            return
+        first = self.layers[0]
+        if self.whole is not first:
+            params = _shared_params([layer.params for layer in self.layers])
+            alike = {(layer.rotation, layer._slots) for layer in self.layers}
+            counts = [layer.slab.counts for layer in self.layers]
+            state = None
+            if params is not None and len(alike) == 1 and all(c.on_host() == counts[0].on_host() for c in counts):
+                state = type(first.state).join([layer.state for layer in self.layers])
+            if state is None:
+                self._can_join = False
+                return
+            self._params, self._heads = params, [layer.slab.heads for layer in self.layers]
+            self.whole.state, self.whole._slots = state, first._slots
+            for layer in (self.whole, *self.layers):
+                layer.slab.counts = counts[0]
+            for layer in self.layers:
+                layer.state = None
+        else:
+            self._heads = [slice(None)]
+        self.together = True
+
+    def part(self) -> None:
+        """From now on apart: several tokens are coming."""
+        if not self.together:
+            return
+        self.together = False
+        if self.whole is self.layers[0]:
+            return
+        states = self.whole.state.split(len(self.layers))
+        for layer, state in zip(self.layers, states, strict=True):
+            layer.slab.counts, layer.state = self.whole.slab.counts.clone(), state
+        self.whole.state = None
+
+    def select_rows(self, index: Tensor) -> None:
+        """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""
+        self.join()
+        if self.together:
+            self.whole.select_rows(index)
+            return
+        if self.whole is not self.layers[0] and self.whole.slab is not None:
+            device = self.whole.slab.keys.device
+            stored = max(layer.slab.longest for layer in self.layers if layer.is_open)
+            self.whole.slab.move_rows(index.to(device), stored)
+        for layer in self.layers:
+            layer.select_rows(index)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of positions, lengths and the policy's state."""
+        return sum(layer.state_bytes for layer in ([self.whole] if self.together else self.layers))
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""
+        for layer in [self.whole] if self.together else self.layers:
+            layer.check_integrity()
+
+
+def _shared_params(params: list[AttentionParams]) -> AttentionParams | None:
+    """How all heads compute their logits; None if layers differ in more than their sinks."""
+    first = params[0]
+    same = {(p.scaling, p.softcap, p.sinks is None) for p in params}
+    if len(same) > 1:
+        return None
+    sinks = None if first.sinks is None else torch.cat([p.sinks for p in params])
+    return AttentionParams(first.scaling, first.softcap, sinks)
