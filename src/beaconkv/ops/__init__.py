@@ -9,6 +9,8 @@ from .backend import current_backend, dispatched, use_backend
 from .checks import require_finite
 from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
 from .compaction import fill_holes_source, gather_entries
+from .fused import sampling as fused_sampling
+from .fused import scoring as fused_scoring
 from .redundancy import key_redundancy
 from .rope import apply_half, apply_identity, apply_interleaved, rotate, unrotate
 from .sampling import cosine_matrix, unit_vectors
@@ -16,9 +18,13 @@ from .scoring import POOLS, attention_weights, group_attention_weights, pool
 from .selection import select_entries
 from .smoothing import POSITION_POOLS, pool_positions
 
-farthest_point_sampling = dispatched(sampling.farthest_point_sampling, triton="sampling")
+farthest_point_sampling = dispatched(
+    sampling.farthest_point_sampling, fused=fused_sampling.farthest_point_sampling, triton="sampling"
+)
 fill_holes = dispatched(compaction.fill_holes, triton="compaction", by="source")
-observation_scores = dispatched(scoring.observation_scores, triton="scoring")
+observation_scores = dispatched(
+    scoring.observation_scores, fused=fused_scoring.observation_scores, triton="scoring"
+)
 unrotate_into = dispatched(rope.unrotate_into, triton="rope")
 
 __all__ = [
