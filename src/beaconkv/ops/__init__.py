@@ -22,9 +22,7 @@ farthest_point_sampling = dispatched(
     sampling.farthest_point_sampling, fused=fused_sampling.farthest_point_sampling, triton="sampling"
 )
 fill_holes = dispatched(compaction.fill_holes, triton="compaction", by="source")
-observation_scores = dispatched(
-    scoring.observation_scores, fused=fused_scoring.observation_scores, triton="scoring"
-)
+observation_scores = dispatched(scoring.observation_scores, fused=fused_scoring.observation_scores, triton="scoring")
 unrotate_into = dispatched(rope.unrotate_into, triton="rope")
 
 __all__ = [

@@ -132,8 +132,12 @@ class QueryBuffer(LayerState):
             self._join_fresh(rows, reduce=True)
 
     def _join_fresh(self, rows: Rows, reduce: bool) -> None:
-        fresh = self.num_fresh[rows.numbers[0]]
-        self._join(self.before_rope(fresh, 0, rows), rows, reduce)
+        fresh, size = self.num_fresh[rows.numbers[0]], self.num_history[rows.numbers[0]]
+        if rows.index is None and size + fresh <= self.history.shape[2]:
+            ops.unrotate_into(self.history, size, *self._ring(fresh, 0, rows))
+            self._keep(self.history[:, :, : size + fresh], rows, reduce, is_stored=True)
+        else:
+            self._join(self.before_rope(fresh, 0, rows), rows, reduce)
         for row in rows.numbers:
             self.num_fresh[row] = 0
 
@@ -141,11 +145,17 @@ class QueryBuffer(LayerState):
         """Append queries (R, H, m, D) to the history; reduce it to n_beacon if full or asked to."""
         size = self.num_history[rows.numbers[0]]
         joined = torch.cat([rows.take(self.history)[:, :, :size], before_rope.to(self.history)], dim=2)
+        self._keep(joined, rows, reduce, is_stored=False)
+
+    def _keep(self, joined: Tensor, rows: Rows, reduce: bool, is_stored: bool) -> None:
+        """Make these queries (R, H, m, D), or what is left of them, the history; it may hold them already."""
         size = joined.shape[2]
         if size >= self.n_beacon + self.n_recent or (reduce and size > self.n_beacon):
             picks = ops.farthest_point_sampling(joined, self.n_beacon)
             joined = joined.gather(2, picks.unsqueeze(-1).expand(*picks.shape, joined.shape[-1]))
-        rows.put(self.history, 2, 0, joined)
+            is_stored = False
+        if not is_stored:
+            rows.put(self.history, 2, 0, joined)
         for row in rows.numbers:
             self.num_history[row] = joined.shape[2]
 
@@ -165,9 +175,13 @@ class QueryBuffer(LayerState):
 
     def before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
         """(R, H, first - last, D) before RoPE: recent queries from ``first`` steps back to ``last``, oldest first."""
+        return ops.unrotate(*self._ring(first, last, rows))
+
+    def _ring(self, first: int, last: int, rows: Rows) -> tuple[Tensor, Rope]:
+        """The same queries as they came, (R, H, first - last, D), and what turned them."""
         slots = self._slots(first, last)
         rope = Rope(self.rope.cos.index_select(1, slots), self.rope.sin.index_select(1, slots), self.rope.apply)
-        return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))
+        return rows.take(self.recent).index_select(2, slots), rope.of_rows(rows)
 
     def _align(self) -> None:
         """Turn the ring so that its slots are in order of time, in every row."""
