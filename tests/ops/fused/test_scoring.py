@@ -56,6 +56,6 @@ def test_refusals_are_the_references():
     at, held = torch.zeros(1, 1), torch.zeros(1, 2, 1)
     with pytest.raises(ValueError, match="3 query heads are not a multiple of 2"):
         fused.observation_scores(torch.randn(1, 3, 1, 4), torch.randn(1, 2, 1, 4), AttentionParams(1.0), at, held)
+    args = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4), AttentionParams(1.0), at, held
     with pytest.raises(ValueError, match="pool must be one of max, mean; got 'sum'"):
-        args = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4), AttentionParams(1.0), at, held
         fused.observation_scores(*args, query_pool="sum")
