@@ -56,8 +56,8 @@ COLUMNS = {
     "median": "median_ms",
     "p99": "p99_ms",
     "max": "max_ms",
-    "last quarter": "last_quarter_mean_ms",
-    "x beaconkv": "ratio_to_beaconkv",
+    "last 1/4": "last_quarter_mean_ms",
+    "ratio": "ratio_to_beaconkv",
 }
 
 
@@ -109,12 +109,12 @@ def origin(seed: int) -> dict:
 
 
 def show(rows: list[dict], title: str) -> None:
-    """The table. Times in milliseconds a step, bytes in MiB."""
+    """The table. Times in milliseconds a step, their ratio to the mean of beaconkv, bytes in MiB."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title)
-    for heading in ("cache", *COLUMNS, "MiB at end", "peak", "entries"):
+    for heading in ("cache", *COLUMNS, "MiB end", "peak", "entries"):
         table.add_column(heading, justify="left" if heading == "cache" else "right", no_wrap=True)
     for row in rows:
         figures = [f"{row[key]:.{2 if key.startswith('ratio') else 1}f}" for key in COLUMNS.values()]
