@@ -171,8 +171,7 @@ def race(options: argparse.Namespace) -> list[dict]:
     prompt = tokens[:, : options.prompt]
     before = greedy(model, DynamicCache(config=model.config), prompt)
     check_greedy(model, prompt, before)
-    names = ["dynamic", "static", "sliding", "kvpress-snapkv", "kvpress-knorm", "full", "snapkv", "beaconkv"]
-    methods = [Method(name, model, options) for name in names]
+    methods = [Method(name, model, options) for name in options.methods]
     with contextlib.ExitStack() as presses:
         for method in methods:
             if method.press:

@@ -50,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv-kvpress"
 PYTHON = VENV / "bin" / "python"
 SOURCES = [ROOT / name for name in ("pyproject.toml", "constraints.txt", "constraints-kvpress.txt")]
+METHODS = ("dynamic", "static", "sliding", "kvpress-snapkv", "kvpress-knorm", "full", "snapkv", "beaconkv")
 COLUMNS = {
     "tokens/s": "tokens_per_second",
     "mean ms": "mean_ms",
@@ -69,6 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=256, help="entries per layer and KV head")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--methods", default=",".join(METHODS), help="some of these; dynamic and beaconkv always run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the JSON line to this file")
     options = parser.parse_args()
@@ -76,6 +78,10 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"--prompt must be 2 to 7/8 of the budget ({7 * options.budget // 8}): DecodingPress keeps it whole"
         )
+    chosen = {"dynamic", "beaconkv", *options.methods.split(",")}
+    if unknown := chosen - set(METHODS):
+        parser.error(f"--methods: unknown {', '.join(sorted(unknown))}; choose from {', '.join(METHODS)}")
+    options.methods = [name for name in METHODS if name in chosen]
     if min(options.batch, options.tokens) < 1:
         parser.error("--batch and --tokens must be at least 1")
     return options
