@@ -203,10 +203,10 @@ class BoundedLayer:
         self.require_fit(keys)
         slab = self.slab
         if keys.shape[2] == 1 and real is None:
-            slab.write_step(slab.begin_step(), keys, values)
-            size = slab.longest
-            self.peak_entries = max(self.peak_entries, size)
-            return AttentionInputs(slab.keys[:, :, :size], slab.values[:, :, :size], slab.valid(size))
+            step = slab.begin_step()
+            step.write(0, keys, values)
+            self.peak_entries = max(self.peak_entries, slab.longest)
+            return AttentionInputs(step.keys[0], step.values[0], step.valid)
         inputs = self._chunk_inputs(keys, values, real)
         self._chunk = _Chunk(inputs, slab.longest, real, counts)
         most = max(n + c for n, c in zip(slab.lengths, counts, strict=True))

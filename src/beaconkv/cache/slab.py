@@ -24,16 +24,32 @@ GROWTH = 256
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Where the new entries of one decode step go.
+class Step:
+    """One decode step in a slab: views, made once for all layers, of where its entries go and of all there are.
 
     Attributes:
-        last: the highest of these slots.
-        index: (B,) rows and (B,) slots, both int64; None: in every row it is the last.
+        keys, values: per layer, (B, H_kv, N, D): the entries, the new ones included.
+        valid: (B, N) bool, entries that exist, or None when all do.
+        new_keys, new_values: per layer, (B, H_kv, D): the new entries, where rows are of one length; else None.
+        slots: (B,) rows and (B,) slots, int64, of the new entries, where rows differ; else None.
     """
 
-    last: int
-    index: tuple[Tensor, Tensor] | None = None
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    valid: Tensor | None
+    new_keys: tuple[Tensor, ...] | None
+    new_values: tuple[Tensor, ...] | None
+    slots: tuple[Tensor, Tensor] | None
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Put the new entry of every row in its place. keys, values: (B, H_kv, 1, D)."""
+        if self.slots is None:
+            self.new_keys[layer].copy_(keys[:, :, 0])
+            self.new_values[layer].copy_(values[:, :, 0])
+        else:
+            row, slot = self.slots
+            self.keys[layer][row, :, slot] = keys[:, :, 0]
+            self.values[layer][row, :, slot] = values[:, :, 0]
 
 
 class EntrySlab:
@@ -102,29 +118,21 @@ class EntrySlab:
             return None
         return torch.arange(size, device=self.keys.device) < self.counts.lengths_on_device.unsqueeze(1)
 
-    def begin_step(self) -> Slots:
-        """Count one new entry in every row, and say where :meth:`write_step` is to put it."""
-        longest, counts = self.longest, self.counts
-        self._ensure_capacity(longest + 1)
-        if min(counts.lengths) == longest:
-            slots = Slots(longest)
-            self.positions[:, :, longest] = counts.num_seen_on_device.unsqueeze(1)
+    def begin_step(self, layers: int = 1) -> Step:
+        """Count one new entry in every row; whoever asked writes it. ``layers``: whose heads are side by side."""
+        last, counts = self.longest, self.counts
+        self._ensure_capacity(last + 1)
+        new_keys = new_values = slots = None
+        if min(counts.lengths) == last:
+            self.positions[:, :, last] = counts.num_seen_on_device.unsqueeze(1)
+            new_keys, new_values = (t.select(2, last).chunk(layers, dim=1) for t in (self.keys, self.values))
         else:
             row = torch.arange(len(counts.lengths), device=self.keys.device)
-            slots = Slots(longest, (row, counts.lengths_on_device.clone()))
-            self.positions[row, :, slots.index[1]] = counts.num_seen_on_device.unsqueeze(1)
+            slots = row, counts.lengths_on_device.clone()
+            self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1)
         counts.step()
-        return slots
-
-    def write_step(self, slots: Slots, keys: Tensor, values: Tensor, heads: slice = slice(None)) -> None:
-        """One new entry in every row of some heads, in place. keys, values: (B, heads, 1, D)."""
-        if slots.index is None:
-            self.keys[:, heads, slots.last] = keys[:, :, 0]
-            self.values[:, heads, slots.last] = values[:, :, 0]
-        else:
-            row, slot = slots.index
-            self.keys[:, heads][row, :, slot] = keys[:, :, 0]
-            self.values[:, heads][row, :, slot] = values[:, :, 0]
+        keys, values = (t.narrow(2, 0, last + 1).chunk(layers, dim=1) for t in (self.keys, self.values))
+        return Step(keys, values, self.valid(last + 1), new_keys, new_values, slots)
 
     def append_chunk(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """Several new entries in rows of one length. keys, values: (R, H_kv, m, D), positions (R, H_kv, m)."""

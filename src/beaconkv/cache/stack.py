@@ -97,18 +97,15 @@ class LayerStack:
             return layer.append(keys, values)
         layer.require_fit(keys)
         self._appended += 1
-        slab, heads = self.whole.slab, self._heads[number]
-        slab.write_step(self._slots, keys.detach(), values.detach(), heads)
-        size = self._slots.last + 1
-        return AttentionInputs(slab.keys[:, heads, :size], slab.values[:, heads, :size], self._valid)
+        step = self._step
+        step.write(number, keys.detach(), values.detach())
+        return AttentionInputs(step.keys[number], step.values[number], step.valid)
 
     def _begin(self) -> None:
         self.join()
         if self.together:
-            slab = self.whole.slab
-            self._slots = slab.begin_step()
-            self._valid = slab.valid(slab.longest)
-            self.whole.peak_entries = max(self.whole.peak_entries, slab.longest)
+            self._step = self.whole.slab.begin_step(len(self.layers))
+            self.whole.peak_entries = max(self.whole.peak_entries, self.whole.slab.longest)
 
     def observe(self, number: int, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
         """Take in the queries of the entries appended last in one layer; after the last layer's, the policy
@@ -128,17 +125,14 @@ class LayerStack:
             self.layers[number].observe(queries, rope, params)
             return
         if self.whole is not self.layers[0]:
-            queries = self._beside(number, queries.detach())
-            params = self._params
+            batch, heads, _, dim = queries.shape
+            if self._queries is None or self._queries.shape[0] != batch:
+                self._queries = lasting_zeros(queries, batch, heads * len(self.layers), 1, dim)
+                self._by_layer = self._queries.chunk(len(self.layers), dim=1)
+            self._by_layer[number].copy_(queries.detach())
+            queries, params = self._queries, self._params
         if is_last:
             self.whole.observe_step(queries, rope, params)
-
-    def _beside(self, number: int, queries: Tensor) -> Tensor:
-        batch, heads, _, dim = queries.shape
-        if self._queries is None or self._queries.shape[0] != batch:
-            self._queries = lasting_zeros(queries, batch, heads * len(self.layers), 1, dim)
-        self._queries[:, number * heads : (number + 1) * heads] = queries
-        return self._queries
 
     def join(self) -> None:
         """From now on together, if nothing stands against it."""
@@ -155,14 +149,12 @@ class LayerStack:
             if state is None:
                 self._can_join = False
                 return
-            self._params, self._heads = params, [layer.slab.heads for layer in self.layers]
+            self._params = params
             self.whole.state, self.whole._slots = state, first._slots
             for layer in (self.whole, *self.layers):
                 layer.slab.counts = counts[0]
             for layer in self.layers:
                 layer.state = None
-        else:
-            self._heads = [slice(None)]
         self.together = True
 
     def part(self) -> None:

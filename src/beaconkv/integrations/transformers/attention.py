@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -57,6 +58,25 @@ def run_kernel(kernel: str, module: nn.Module, *args, **kwargs):
     else:
         function = ALL_ATTENTION_FUNCTIONS[kernel]
     return function(module, *args, **kwargs)
+
+
+def run_step(kernel: str, module: nn.Module, query: Tensor, inputs: AttentionInputs, mask: Tensor | None, **kwargs):
+    """Call the wrapped kernel for one query of each row and head.
+
+    Where rows are of unequal length, older releases of transformers expand keys and values to all query heads. SDPA
+    is then called as newer ones do: with the heads of a GQA group as the queries of their KV head.
+
+    Args:
+        query: (B, H, 1, D).
+        mask: from :func:`kernel_mask`.
+    """
+    known = kernel == "sdpa" and mask is not None and mask.shape[1] == 1
+    if not known or any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions")):
+        return run_kernel(kernel, module, query, inputs.keys, inputs.values, mask, **kwargs)
+    batch, heads, _, dim = query.shape
+    groups, scaling = query.reshape(batch, inputs.keys.shape[1], -1, dim), kwargs.get("scaling")
+    output = scaled_dot_product_attention(groups, inputs.keys, inputs.values, attn_mask=mask, scale=scaling)
+    return output.reshape(batch, 1, heads, -1), None
 
 
 def _attention_function(kernel: str) -> Callable:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...cache import AttentionInputs
 from ...types import AttentionParams, Rope
-from .attention import kernel_mask, run_kernel
+from .attention import kernel_mask, run_kernel, run_step
 from .host_layer import BoundedCacheLayer
 
 
@@ -102,9 +102,7 @@ class LayerCall:
         host = self.host
         host.has_decoded = True
         inputs = host.stack.append(host.number, key, value)
-        output = run_kernel(
-            kernel, module, query, inputs.keys, inputs.values, self.mask(kernel, inputs, query), **kwargs
-        )
+        output = run_step(kernel, module, query, inputs, self.mask(kernel, inputs, query), **kwargs)
         host.stack.observe(host.number, query, self._rope(query), self._params(query, kwargs))
         host.attended(1)
         return output
