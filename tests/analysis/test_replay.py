@@ -14,6 +14,7 @@ from beaconkv.analysis.replay import NEVER, replay
 from beaconkv.analysis.trace import Trace, TraceInfo
 from beaconkv.analysis.trace_file import TraceWriter
 from beaconkv.cache import BoundedLayer
+from beaconkv.integrations.transformers.call import LayerCall
 from tests.analysis.traces import random_ids, tiny_trace
 from tests.tiny import tiny
 
@@ -63,21 +64,15 @@ def test_replay_equals_live_in_every_layer(policy, family, tmp_path, monkeypatch
     """A trace of what a live bounded run computed, replayed: every eviction of every layer is the same."""
     model, ids, prompt = tiny(family), random_ids(110), 23
     seen = {}
-    append, observe = BoundedLayer.append, BoundedLayer.observe
+    attend = LayerCall.attend
 
-    def watch_append(self, keys, values, *rest):
-        seen.setdefault(self.index, ([], [], [], []))[0].append(keys.clone())
-        return append(self, keys, values, *rest)
+    def watch(self, module, query, key, *rest, **kwargs):
+        own = seen.setdefault(self.host.layer.index, ([], [], [], []))
+        for kept, new in zip(own, (key.clone(), query.clone(), self.rope, kwargs["scaling"]), strict=True):
+            kept.append(new)
+        return attend(self, module, query, key, *rest, **kwargs)
 
-    def watch_observe(self, queries, rope, params):
-        own = seen[self.index]
-        own[1].append(queries.clone())
-        own[2].append(rope)
-        own[3].append(params)
-        return observe(self, queries, rope, params)
-
-    monkeypatch.setattr(BoundedLayer, "append", watch_append)
-    monkeypatch.setattr(BoundedLayer, "observe", watch_observe)
+    monkeypatch.setattr(LayerCall, "attend", watch)
     expected = live_events(model, ids, prompt, policy, 40, **SMALL)
     monkeypatch.undo()
     assert len(expected) >= 10 * len(seen)
@@ -98,7 +93,7 @@ def test_replay_equals_live_in_every_layer(policy, family, tmp_path, monkeypatch
         has_values=False,
         rotary=rotary,
         rope_of=[0] * len(seen),
-        scaling=[own[3][0].scaling for own in seen.values()],
+        scaling=[own[3][0] for own in seen.values()],
         softcap=[None] * len(seen),
         has_sinks=False,
         pieces=[""] * 110,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beaconkv import EvictionSchedule, make_policy, ops, policies
-from beaconkv.cache import BoundedLayer, LayerStack
+from beaconkv.cache import BoundedLayer, LayerStack, staggered
 from beaconkv.policies.history import WholeHistoryPolicy
 from beaconkv.types import AttentionParams, Rope
 
@@ -191,3 +191,49 @@ def test_reset_forgets_everything():
     assert not both.stack.is_open
     assert both.stack.kv_bytes == both.stack.state_bytes == 0
     assert all(layer.entries_dropped == layer.peak_entries == 0 for layer in both.stack.counted)
+
+
+@given(
+    budget=st.integers(8, 30),
+    cycle=st.integers(2, 7),
+    phases=st.integers(1, 9),
+    prompt=st.integers(1, 60),
+    steps=st.integers(1, 60),
+)
+def test_staggered_layers_are_evicted_at_different_steps(budget, cycle, phases, prompt, steps):
+    schedule = EvictionSchedule(budget, max(budget - cycle, 1), prefix=1, protect=0)
+    cycle = schedule.budget - schedule.budget_min
+    spread = staggered(schedule, phases)
+    assert [s.early for s in spread] == sorted({s.early for s in spread})
+    assert len(spread) == min(phases, cycle)
+    in_steps = []
+    for own in spread:
+        layer = BoundedLayer(make_policy("streaming_llm"), own)
+        seen, new = [], lambda n: (torch.randn(1, 1, n, 4), torch.randn(1, 1, n, 4))
+        for step in range(steps + 1):
+            n = prompt if step == 0 else 1
+            before = layer.num_evictions[:]
+            layer.append(*new(n))
+            rope = Rope(torch.ones(1, n, 4), torch.zeros(1, n, 4), ops.apply_half)
+            layer.observe(torch.randn(1, 1, n, 4), rope, AttentionParams(1.0))
+            layer.check_integrity()
+            assert layer.peak_entries <= max(budget, prompt)
+            if layer.num_evictions != (before or [0]):
+                seen.append(prompt + step - 1)
+        assert seen == own.eviction_steps(prompt, prompt + steps)
+        in_steps.append({step for step in seen if step >= prompt})
+    late = {prompt}  # a prompt that just fits may bring the first ones together
+    for i, own in enumerate(in_steps):
+        for other in in_steps[:i]:
+            assert (own & other) <= late
+    if steps > 3 * cycle:
+        assert all(in_steps)
+
+
+def test_stagger_is_refused_by_name():
+    with pytest.raises(ValueError, match="stagger must be an integer >= 1, got 0"):
+        staggered(EvictionSchedule(24, protect=4), 0)
+    with pytest.raises(ValueError, match="stagger=2 has no meaning without a budget"):
+        staggered(EvictionSchedule(None), 2)
+    with pytest.raises(ValueError, match="early=3 must be less than budget - budget_min = 3"):
+        EvictionSchedule(24, 21, protect=4, early=3)

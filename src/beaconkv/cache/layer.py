@@ -297,7 +297,10 @@ class BoundedLayer:
         positions = torch.arange(seen, seen + count, dtype=torch.int32, device=queries.device)
         positions = positions.expand(*new[0].shape[:2], -1)
         slab.saw(rows, count)
-        left = self._until_full(first, stored + count)
+        full_at = self.schedule.full_at(self.prompts[first], self.num_evictions[first])
+        left = NEVER if full_at is None else full_at - stored - count
+        if left > 0:  # the next step may be full before the chunk would have been
+            left = max(1, self._until_full(first, stored + count))
         view = None
         if left > 0:
             slab.append_chunk(rows, *new, positions)
@@ -325,10 +328,15 @@ class BoundedLayer:
         rows, first = view.rows, view.rows.numbers[0]
         prompt = self.prompts[first]
         scores = self.policy.score(view, self.state)
+        evictions, length = self.num_evictions[first], scores.shape[-1]
+        if stored:
+            budget = self.schedule.kept_in_step(prompt, evictions, length)
+        else:
+            budget = self.schedule.kept_in_chunk(prompt, evictions)
         keep = ops.select_entries(
             scores,
             view.positions,
-            self.schedule.kept_for(prompt, self.num_evictions[first]),
+            budget,
             prefix=self.schedule.prefix_for(prompt),
             protect=self.schedule.protect,
         )
@@ -368,7 +376,7 @@ class BoundedLayer:
         return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows, len(self.indices))
 
     def _full_at(self, row: int) -> int | None:
-        return self.schedule.full_at(self.prompts[row], self.num_evictions[row])
+        return self.schedule.full_in_step_at(self.prompts[row], self.num_evictions[row])
 
     def _until_full(self, row: int, length: int) -> int:
         full_at = self._full_at(row)
@@ -401,7 +409,7 @@ class BoundedLayer:
         self.slab.check_integrity()
         for row, length in enumerate(self.slab.lengths):
             prompt, seen = self.prompts[row], self.slab.num_seen[row]
-            full_at = self._full_at(row)
+            full_at = self.schedule.full_at(prompt, self.num_evictions[row])
             assert full_at is None or length < full_at, (row, length, full_at)
             held = self.slab.positions[row, :, :length].sort(dim=-1).values
             prefix, protect = min(self.schedule.prefix_for(prompt), length), min(self.schedule.protect, length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SCOPES = ("total", "output")
 
@@ -23,6 +23,9 @@ class EvictionSchedule:
             a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
         growth: entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
             counted from 0, comes at B_max + k * growth and leaves B_min + k * growth.
+        early: entries by which the first eviction comes early, where a decode step brings it. Layers that differ in
+            it are evicted at different steps ever after, so that no single step carries all. A prompt that is
+            itself evicted leaves B_max - early entries, if early is not 0.
 
     "The prompt" is everything that comes before the first step of a single token.
 
@@ -37,6 +40,7 @@ class EvictionSchedule:
     protect: int | str = 32
     prefill_chunk: int | None = None
     growth: int = 0
+    early: int = 0
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
@@ -48,8 +52,9 @@ class EvictionSchedule:
         if self.prefill_chunk is not None:
             _require("prefill_chunk", self.prefill_chunk, 1, " or None")
         _require("growth", self.growth, 0)
+        _require("early", self.early, 0)
         if self.budget is None:
-            for name, none in (("budget_min", None), ("growth", 0)):
+            for name, none in (("budget_min", None), ("growth", 0), ("early", 0)):
                 if getattr(self, name) != none:
                     raise ValueError(f"{name}={getattr(self, name)} has no meaning without a budget")
             if self.protect == "half":
@@ -70,6 +75,11 @@ class EvictionSchedule:
                 f"prefix + protect ({self.fixed_prefix} + {self.protect}) <= budget_min < budget must hold. "
                 f"Choose a budget of at least {least}, or a smaller prefix or protect"
             )
+        if self.early >= self.budget - self.budget_min:
+            raise ValueError(
+                f"early={self.early} must be less than budget - budget_min = {self.budget - self.budget_min}: "
+                "an eviction has to find more entries than it leaves"
+            )
 
     @property
     def fixed_prefix(self) -> int:
@@ -87,6 +97,24 @@ class EvictionSchedule:
         if self.budget is None:
             return None
         return self.budget + evictions * self.growth + (prompt if self.scope == "output" else 0)
+
+    def full_in_step_at(self, prompt: int, evictions: int = 0) -> int | None:
+        """As :meth:`full_at`, in a decode step."""
+        full_at = self.full_at(prompt, evictions)
+        return full_at if full_at is None or evictions else full_at - self.early
+
+    def kept_in_step(self, prompt: int, evictions: int, length: int) -> int:
+        """Entries left of ``length`` after an eviction in a decode step.
+
+        A prompt may have filled the row beyond where the eviction was to come: what is over stays, so that the next
+        one comes when it would have come.
+        """
+        return self.kept_for(prompt, evictions) + length - self.full_in_step_at(prompt, evictions)
+
+    def kept_in_chunk(self, prompt: int, evictions: int = 0) -> int:
+        """Entries left after an eviction at the end of a prompt, or of any input of several tokens."""
+        later = self.budget - self.budget_min - self.early if self.early else 0
+        return self.kept_for(prompt, evictions) + later
 
     def kept_for(self, prompt: int, evictions: int = 0) -> int:
         """Entries left after the next eviction of a row with such a prompt, which had so many before.
@@ -115,12 +143,33 @@ class EvictionSchedule:
         steps: list[int] = []
         length = 0
         for seen in range(prompt, tokens + 1):
-            length += prompt if seen == prompt else 1
-            full_at = self.full_at(prompt, len(steps))
+            evictions = len(steps)
+            if seen == prompt:
+                length, full_at = prompt, self.full_at(prompt)
+            else:
+                length, full_at = length + 1, self.full_in_step_at(prompt, evictions)
             if full_at is not None and length >= full_at:
-                length = self.kept_for(prompt, len(steps))
+                in_step = seen > prompt
+                length = self.kept_in_step(prompt, evictions, length) if in_step else self.kept_in_chunk(prompt)
                 steps.append(seen - 1)
         return steps
+
+
+def staggered(schedule: EvictionSchedule, phases: int) -> list[EvictionSchedule]:
+    """Schedules whose evictions are spread evenly over the cycle of B_max - B_min steps.
+
+    Args:
+        phases: how many; more than there are steps in a cycle come down to one for each step.
+
+    Raises:
+        ValueError: no positive number, or several phases of a schedule that never evicts.
+    """
+    _require("stagger", phases, 1)
+    if phases > 1 and schedule.budget is None:
+        raise ValueError(f"stagger={phases} has no meaning without a budget")
+    cycle = phases if schedule.budget is None else schedule.budget - schedule.budget_min
+    phases = min(phases, cycle)
+    return [replace(schedule, early=phase * cycle // phases) for phase in range(phases)]
 
 
 def _protected(protect: int | str, budget_min: int) -> int:

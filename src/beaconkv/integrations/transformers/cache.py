@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from ...cache import BoundedLayer, CacheStats, EvictionSchedule, LayerStack
+from ...cache import BoundedLayer, CacheStats, EvictionSchedule, LayerStack, staggered
 from ...policies import EvictionPolicy, parse_policy
 from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
@@ -38,6 +38,8 @@ class BoundedCache(Cache, AnnouncedCache):
             for specs that bring their own.
         budget_min, scope, prefix, protect, prefill_chunk, growth: see :class:`beaconkv.EvictionSchedule`; what is
             None is what the spec recommends, or else the schedule's default.
+        stagger: spread the evictions of the layers over so many steps of each cycle, so that no single step carries
+            all. Layers then hold different numbers of entries, never more than the budget.
         on_evict: called with an :class:`beaconkv.EvictionEvent` after each eviction of each layer.
 
     Raises:
@@ -57,6 +59,7 @@ class BoundedCache(Cache, AnnouncedCache):
         protect: int | str | None = None,
         prefill_chunk: int | None = None,
         growth: int | None = None,
+        stagger: int = 1,
         on_evict: Callable[[EvictionEvent], None] | None = None,
     ) -> None:
         require_supported_release()
@@ -73,8 +76,8 @@ class BoundedCache(Cache, AnnouncedCache):
         self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
         layers, bounded = host_layers(model)
         self._stacks: list[LayerStack] = []
-        for indices in self._stacked(model, bounded):
-            stack = LayerStack([BoundedLayer(policy, self.schedule, index, on_evict) for index in indices])
+        for indices, schedule in self._stacked(model, bounded, stagger):
+            stack = LayerStack([BoundedLayer(policy, schedule, index, on_evict) for index in indices])
             self._stacks.append(stack)
             for number, index in enumerate(indices):
                 layers[index] = BoundedCacheLayer(stack, number)
@@ -85,15 +88,16 @@ class BoundedCache(Cache, AnnouncedCache):
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
 
-    def _stacked(self, model: nn.Module, bounded: list[int]) -> list[list[int]]:
+    def _stacked(self, model: nn.Module, bounded: list[int], stagger: int) -> list[tuple[list[int], EvictionSchedule]]:
         """Layers that may take decode steps together: they hold as many entries of one shape on one device."""
-        if self.schedule.budget is None or self.schedule.growth:
-            return [[index] for index in bounded]  # a slab that grows is copied: of one layer at a time
+        schedules = staggered(self.schedule, stagger)
+        grows = self.schedule.budget is None or self.schedule.growth  # such a slab is copied: of one layer at a time
         modules = attention_modules(model)
         stacks: dict[Hashable, list[int]] = {}
-        for index in bounded:
-            stacks.setdefault(likeness(modules[index]) if index in modules else index, []).append(index)
-        return list(stacks.values())
+        for number, index in enumerate(bounded):
+            alike = index if grows or index not in modules else likeness(modules[index])
+            stacks.setdefault((number * len(schedules) // len(bounded), alike), []).append(index)
+        return [(indices, schedules[phase]) for (phase, _), indices in stacks.items()]
 
     def _attach(self, model: nn.Module, bounded: list[int]) -> None:
         modules, self.detach = attach(model, bounded, self)
