@@ -34,6 +34,8 @@ PRESETS = {
 """Table 4: full cache against BeaconKV at 32K tokens. Table 5: against RPC at equal budget and batch. The paper does
 not say the batch of Table 4; 14 rows of 32K tokens are what fits beside the weights in its 77 GB."""
 
+COMPILED = "(compiled)"
+
 COLUMNS = {
     "policy": "method",
     "tokens_per_second": "tokens/s",
@@ -62,6 +64,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--policies", default="dynamic,full,streaming_llm,rpc,snapkv,beaconkv")
     parser.add_argument("--stagger", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="each bounded method a second time, torch.compiled")
     parser.add_argument("--one-by-one", action="store_true", help="one method after the other: where memory is short")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="a file the JSON line is added to")
@@ -73,9 +76,11 @@ def parse() -> argparse.Namespace:
 
 def prepared(name: str, model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> Decoder:
     """A cache that has read the prompt and what fills it."""
-    decoder = Decoder(model, new_cache(name, model, options.budget, options.stagger))
+    decoder = Decoder(model, new_cache(name.removesuffix(COMPILED).strip(), model, options.budget, options.stagger))
     for start, stop in [(0, options.prompt), *_pieces(options.prompt, options.prompt + options.fill)]:
         decoder.feed(ids[:, start:stop])
+    if name.endswith(COMPILED):
+        decoder.compile(ids[:, :1])
     return decoder
 
 
@@ -92,6 +97,8 @@ def measure(options: argparse.Namespace) -> list[dict]:
     size = options.batch, options.prompt + options.fill + options.tokens + options.phase_steps
     ids = torch.randint(3, model.config.vocab_size, size, generator=generator).to(model.device)
     names = options.policies.split(",")
+    if options.compiled:
+        names += [f"{name} {COMPILED}" for name in names if name not in ("dynamic", "full")]
     turns = [[name] for name in names] if options.one_by_one else [names]
     rows = [row for turn in turns for row in run(turn, model, ids, options)]
     return sorted(rows, key=lambda row: names.index(row["policy"]))

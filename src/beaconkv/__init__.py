@@ -12,6 +12,7 @@ __all__ = [
     "BoundedCache",
     "CacheStats",
     "CacheView",
+    "CompiledDecoder",
     "EvictionEvent",
     "EvictionPolicy",
     "EvictionSchedule",
@@ -26,8 +27,8 @@ __all__ = [
 
 def __getattr__(name: str):
     # transformers takes seconds to import, and ops and policies do not need it.
-    if name == "BoundedCache":
-        return import_module(".integrations.transformers", __name__).BoundedCache
+    if name in ("BoundedCache", "CompiledDecoder"):
+        return getattr(import_module(".integrations.transformers", __name__), name)
     if name == "models":
         return import_module(".models", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

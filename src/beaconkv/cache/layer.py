@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
-from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, Rows, group_rows
+from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
 from .schedule import EvictionSchedule
 from .slab import EntrySlab
 
@@ -55,6 +55,18 @@ class _Chunk:
     stored: int
     real: Tensor | None
     counts: list[int]
+
+
+@dataclass(frozen=True)
+class QueryForm:
+    """What a layer's queries are like: number of heads, size, types, and what turns them."""
+
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    rotary_dim: int
+    rotary_dtype: torch.dtype
+    apply: RotaryFn
 
 
 class BoundedLayer:
@@ -97,7 +109,8 @@ class BoundedLayer:
         self.slab: EntrySlab | None = None
         self.state: LayerState | None = None
         self.params: AttentionParams | None = None  # of the last queries
-        self.rotation: Hashable = None  # what turned them
+        self.form: QueryForm | None = None  # of the last queries
+        self.rotation: Hashable = None  # which cos and sin turned them
         self.entries_dropped = self.peak_entries = self.copied_bytes = 0
         self._chunk: _Chunk | None = None
         self._slots: int | None = None  # B_max, and the prompt where it does not count
@@ -246,7 +259,9 @@ class BoundedLayer:
         """
         queries, chunk, self._chunk = queries.detach(), self._chunk, None
         # Which cos and sin these are is told by where they lie: all layers of a forward pass share them, or do not.
-        self.params, self.rotation = params, (rope.apply, rope.cos.data_ptr(), rope.sin.data_ptr())
+        self.params, self.rotation = params, (rope.cos.data_ptr(), rope.sin.data_ptr())
+        turn = rope.cos.shape[-1], rope.cos.dtype, rope.apply
+        self.form = QueryForm(queries.shape[1], queries.shape[3], queries.dtype, *turn)
         if chunk is not None:
             keys = [
                 (self._group_key(row), self.slab.num_seen[row], count) if count else None

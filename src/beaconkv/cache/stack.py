@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..types import AttentionParams, Rope, lasting_zeros
+from .counts import RowCounts
 from .layer import AttentionInputs, BoundedLayer
 from .slab import EntrySlab, SlabPart
 
@@ -134,14 +135,25 @@ class LayerStack:
         if is_last:
             self.whole.observe_step(queries, rope, params)
 
+    def begin_compiled(self) -> RowCounts:
+        """As all of :meth:`append`, where a compiled step writes the entries itself: they are counted."""
+        self.whole.slab.begin_step()
+        self.whole.peak_entries = max(self.whole.peak_entries, self.whole.slab.longest)
+        return self.whole.slab.counts
+
+    def end_compiled(self, queries: Tensor, rope: Rope) -> None:
+        """As all of :meth:`observe`. queries: (B, all H, 1, D)."""
+        self.whole.observe_step(queries, rope, self._params)
+
     def join(self) -> None:
         """From now on together, if nothing stands against it."""
         if self.together or not self._can_join or not all(layer.is_open for layer in self.layers):
             return
         first = self.layers[0]
+        self._params, self.form = first.params, first.form
         if self.whole is not first:
             params = _shared_params([layer.params for layer in self.layers])
-            alike = {(layer.rotation, layer._slots) for layer in self.layers}
+            alike = {(layer.rotation, layer.form, layer._slots) for layer in self.layers}
             counts = [layer.slab.counts for layer in self.layers]
             state = None
             if params is not None and len(alike) == 1 and all(c.on_host() == counts[0].on_host() for c in counts):
@@ -149,12 +161,12 @@ class LayerStack:
             if state is None:
                 self._can_join = False
                 return
-            self._params = params
             self.whole.state, self.whole._slots = state, first._slots
             for layer in (self.whole, *self.layers):
                 layer.slab.counts = counts[0]
             for layer in self.layers:
                 layer.state = None
+            self._params = params
         self.together = True
 
     def part(self) -> None:

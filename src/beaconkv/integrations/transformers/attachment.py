@@ -132,6 +132,9 @@ def _release(model_ref: weakref.ref, attachment: Attachment) -> None:
 
 def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
     def announce(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if CALL_KWARG in kwargs:  # of a compiled step
+            kwargs[CALL_KWARG].note_rope(module.layer_idx, *kwargs["position_embeddings"])
+            return None
         cache = next((value for value in kwargs.values() if isinstance(value, AnnouncedCache)), None)
         if cache is None or not cache.serves(module, model_ref()):
             return None

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# All that needs a GPU, in under ten minutes on one of 80 to 140 GB, without network:
+#   benchmarks/gpu_check.sh [OUT]
+# Tests of the Triton kernels on the device; the operations; the paper's Tables 4 and 5 with random Qwen3-4B weights;
+# the growth curve; a compiled step. Tables go to OUT/gpu.txt, one JSON line each to OUT/gpu.jsonl.
+# Python is the one on PATH, or $PYTHON; it needs torch with CUDA, transformers, typer, rich, numpy, pytest, hypothesis.
+set -u
+cd "$(dirname "$0")/.."
+out=${1:-results/gpu}
+python=${PYTHON:-python}
+mkdir -p "$out"
+export PYTHONPATH=src:. HF_HUB_OFFLINE=1
+json="$out/gpu.jsonl"
+failed=0
+
+part() { # seconds, title, command...
+    local limit=$1 title=$2
+    shift 2
+    printf '\n== %s\n' "$title"
+    timeout "$limit" "$@" 2>"$out/last.err" || {
+        printf 'FAILED (%s): %s\n' "$?" "$title"
+        tail -n 15 "$out/last.err"
+        failed=1
+    }
+}
+
+{
+    part 30 "device" "$python" -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'; print(torch.cuda.get_device_name(), torch.__version__)"
+    part 150 "Triton kernels against their references, on the device" "$python" -m pytest -q -p no:cacheprovider tests/ops
+    part 60 "operations" "$python" benchmarks/operations.py --device cuda --dtype bfloat16 --out "$json"
+    part 120 "table 4: full cache and BeaconKV at 32K tokens" "$python" benchmarks/decode.py --preset table4 --tokens 64 --phase-steps 64 --out "$json"
+    part 120 "table 5: RPC and BeaconKV, batch 192" "$python" benchmarks/decode.py --preset table5 --tokens 300 --out "$json"
+    part 90 "growth" "$python" benchmarks/growth.py --model random:qwen3-4b --dtype bfloat16 --device cuda --batches 1,16 \
+        --lengths 512,4096,16384,32000 --budgets 1024,2048 --cycles 1 --out "$json"
+    part 120 "compiled step" "$python" benchmarks/decode.py --model random:qwen3-4b --dtype bfloat16 --device cuda --batch 8 \
+        --fill 1900 --budget 2048 --tokens 200 --policies beaconkv --compiled --out "$json"
+} | tee "$out/gpu.txt"
+grep -q '^FAILED' "$out/gpu.txt" && exit 1
+exit $failed

@@ -1,0 +1,108 @@
+"""Compiled steps do what eager steps do, on the same cache, and may alternate with them."""
+
+import shutil
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from beaconkv import BoundedCache
+from beaconkv.integrations.transformers.compiled import CompiledDecoder
+from tests.tiny import tiny
+
+SMALL = dict(budget=32, prefix=2, protect=6)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled():
+    torch._dynamo.reset()
+
+
+def read(model, cache, ids, mask=None):
+    more = {} if mask is None else {"attention_mask": mask}
+    return model(ids, past_key_values=cache, use_cache=True, **more).logits[:, -1:]
+
+
+@torch.no_grad()
+def run(model, policy, lengths, backend="eager", steps=45, **settings):
+    """Logits of eager and of compiled steps, and both caches; every seventh compiled step is an eager one."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 60, (len(lengths), max(lengths) + steps), generator=generator)
+    real = torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
+    mask = None if real.all() else real.long()
+    eager, compiled = (BoundedCache(model, policy, **{**SMALL, **settings}) for _ in range(2))
+    for cache in (eager, compiled):
+        read(model, cache, ids[:, : max(lengths)], mask)
+    decoder = CompiledDecoder(model, compiled, backend=backend)
+    for step in range(steps):
+        at = max(lengths) + step
+        new = ids[:, at : at + 1]
+        position = torch.tensor(lengths)[:, None] + step
+        expected = model(new, past_key_values=eager, use_cache=True, position_ids=position).logits
+        if step % 7 == 6:
+            got = model(new, past_key_values=compiled, use_cache=True, position_ids=position).logits
+        else:
+            got = decoder(new)
+        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-3)
+    return eager, compiled
+
+
+def assert_alike(eager, compiled):
+    for host in eager._bounded:
+        assert torch.equal(eager.positions(host.layer.index), compiled.positions(host.layer.index))
+    for name in ("tokens_seen", "entries", "peak_entries", "evictions", "entries_dropped", "kv_bytes"):
+        assert getattr(eager.stats, name) == getattr(compiled.stats, name)
+    assert compiled.stats.evictions > 5
+    compiled.check_integrity()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-yarn", "phi3", "glm4", "qwen3-moe"])
+def test_every_family(family):
+    if family == "qwen3-moe" and Version(transformers.__version__) < Version("5"):
+        pytest.skip("in transformers 4.x its experts are looped over by their numbers: no compiled graph")
+    assert_alike(*run(tiny(family), "beaconkv", [20]))
+
+
+@pytest.mark.parametrize("policy", ["rkv", "h2o", "streaming_llm", "random_history"])
+def test_policies_with_rows_of_unequal_length(policy):
+    assert_alike(*run(tiny(), policy, [3, 40, 17]))
+
+
+def test_staggered():
+    assert_alike(*run(tiny(), "beaconkv", [20, 20], stagger=2))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_inductor():
+    assert_alike(*run(tiny(), "beaconkv", [3, 20], backend="inductor"))
+
+
+def test_a_new_cache_of_the_same_size_is_not_compiled_again():
+    model, counters = tiny(), torch._dynamo.utils.counters["stats"]
+    run(model, "beaconkv", [20])
+    before = counters["unique_graphs"]
+    assert before > 0
+    assert_alike(*run(model, "beaconkv", [33]))
+    assert counters["unique_graphs"] == before
+
+
+def test_what_cannot_be_compiled_is_refused():
+    model = tiny()
+    cache = BoundedCache(model, "full")
+    with pytest.raises(ValueError, match="compiled steps need a budget that is fixed"):
+        CompiledDecoder(model, cache)
+    cache = BoundedCache(model, "rpc:growing-1024")
+    with pytest.raises(ValueError, match="compiled steps need a budget that is fixed"):
+        CompiledDecoder(model, cache)
+    cache = BoundedCache(model, "beaconkv", **SMALL)
+    decoder = CompiledDecoder(model, cache, backend="eager")
+    with pytest.raises(ValueError, match="the cache is empty"):
+        decoder(torch.ones(1, 1, dtype=torch.int64))
+    read(model, cache, torch.ones(2, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"ids must be \(B, 1\) = \(2, 1\), got \(1, 1\)"):
+        decoder(torch.ones(1, 1, dtype=torch.int64))
+    cache = BoundedCache(model, "kmeans_centroid", **SMALL)
+    read(model, cache, torch.ones(1, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="policy 'kmeans_centroid' .* cannot be stepped together"):
+        CompiledDecoder(model, cache, backend="eager")(torch.ones(1, 1, dtype=torch.int64))
