@@ -8,7 +8,7 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench sweep train setup models clean
+.PHONY: help demo demo-text test lint bench bench-peers sweep train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -21,7 +21,7 @@ demo-text: .venv/ready  ## a real model (SmolLM2-135M) on word problems: full ca
 
 test: lint .venv/ready .venv-tf4/ready models  ## every test, with the newest and the oldest supported transformers
 	@echo "== transformers 5.x"
-	.venv/bin/python -m pytest -n 2
+	TRITON_INTERPRET=1 .venv/bin/python -m pytest -n 2
 	@echo "== transformers 4.x: what meets transformers"
 	.venv-tf4/bin/python -m pytest -n 2 $(TF4_TESTS)
 
@@ -37,8 +37,13 @@ sweep: .venv/ready  ## docs/results.md: every method at five budgets on 200 prob
 	    --out results/sweep
 	for name in fig6 fig7 fig8 table3 table6; do .venv/bin/beaconkv figure $$name results/sweep; done
 
-bench: .venv/ready  ## seconds a step and bytes, methods in turn
-	.venv/bin/python benchmarks/decode.py
+bench: .venv/ready  ## docs/performance.md: a step's time and bytes, growth, operations; half an hour
+	.venv/bin/python benchmarks/decode.py --fill 832 --budget 1024 --tokens 400
+	.venv/bin/python benchmarks/growth.py --picture results/growth.png
+	.venv/bin/python benchmarks/operations.py
+
+bench-peers: .venv/ready  ## the same against kvpress and transformers' own caches, in an environment of its own
+	.venv/bin/python benchmarks/peers.py --batch 8
 
 train: .venv/ready  ## the bundled reasoner from scratch; about an hour on two cores, resumes
 	.venv/bin/python training/reasoner.py --out training/run
@@ -53,7 +58,7 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 .venv/ready: pyproject.toml constraints.txt constraints-tf5.txt
 	@echo "== setting up .venv (transformers 5.x); a few minutes the first time"
 	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf5.txt -e ".[dev]"
+	.venv/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf5.txt -e ".[dev,kernels]"
 	@touch $@
 
 .venv-tf4/ready: pyproject.toml constraints.txt constraints-tf4.txt

@@ -139,6 +139,29 @@ def refuse_if_wrong(model: torch.nn.Module) -> None:
                 sys.exit(f"nothing is reported: {name} differs from DynamicCache by {difference:.3g} in its logits")
 
 
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that are read from memory: a sum over half a gigabyte, the best of some."""
+    numbers = torch.ones(1 << 27, dtype=torch.float32, device=device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    best = float("inf")
+    for _ in range(5):
+        wait()
+        start = time.perf_counter()
+        numbers.sum()
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return numbers.nbytes / best
+
+
+def roofline_ms(model: torch.nn.Module, cache_bytes: int, rate: float) -> float:
+    """Milliseconds in which a step's weights and entries can be read once, at ``rate`` bytes a second."""
+    embedding = model.get_input_embeddings().weight
+    weights = sum(p.nbytes for p in model.parameters())
+    if model.get_output_embeddings() is None or model.get_output_embeddings().weight is not embedding:
+        weights -= embedding.nbytes  # only some of its rows are read
+    return 1000 * (weights + cache_bytes) / rate
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes: the allocator's peak on a GPU, the process's largest resident set elsewhere."""
     if device.type == "cuda":

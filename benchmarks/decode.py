@@ -14,7 +14,17 @@ import argparse
 from collections.abc import Iterator
 
 import torch
-from common import Decoder, build_model, new_cache, peak_memory, refuse_if_wrong, report, spread
+from common import (
+    Decoder,
+    bandwidth,
+    build_model,
+    new_cache,
+    peak_memory,
+    refuse_if_wrong,
+    report,
+    roofline_ms,
+    spread,
+)
 from phases import Phases
 from rich.console import Console
 from rich.progress import track
@@ -43,6 +53,7 @@ COLUMNS = {
     "median_ms": "median",
     "p99_ms": "p99",
     "max_ms": "max",
+    "roofline_ms": "roofline ms",
     "overhead_percent": "policy %",
     "cache_mb": "cache MB",
     "over_formula_percent": "over formula %",
@@ -101,6 +112,10 @@ def measure(options: argparse.Namespace) -> list[dict]:
         names += [f"{name} {COMPILED}" for name in names if name not in ("dynamic", "full")]
     turns = [[name] for name in names] if options.one_by_one else [names]
     rows = [row for turn in turns for row in run(turn, model, ids, options)]
+    rate = bandwidth(model.device)
+    for row in rows:
+        row["bandwidth_gb_s"] = round(rate / 1e9, 2)
+        row["roofline_ms"] = round(roofline_ms(model, int(1e6 * row["cache_mb"]), rate), 2)
     return sorted(rows, key=lambda row: names.index(row["policy"]))
 
 

@@ -9,6 +9,7 @@ from .backend import current_backend, dispatched, use_backend
 from .checks import require_finite
 from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
 from .compaction import fill_holes_source, gather_entries
+from .fused import rope as fused_rope
 from .fused import sampling as fused_sampling
 from .fused import scoring as fused_scoring
 from .redundancy import key_redundancy
@@ -23,7 +24,7 @@ farthest_point_sampling = dispatched(
 )
 fill_holes = dispatched(compaction.fill_holes, triton="compaction", by="source")
 observation_scores = dispatched(scoring.observation_scores, fused=fused_scoring.observation_scores, triton="scoring")
-unrotate_into = dispatched(rope.unrotate_into, triton="rope")
+unrotate_into = dispatched(rope.unrotate_into, fused=fused_rope.unrotate_into, triton="rope")
 
 __all__ = [
     "POOLS",

@@ -22,7 +22,10 @@ def _exists(x: Tensor, count: Tensor) -> Tensor:
 
 def take_queries(x: Tensor, picks: Tensor) -> Tensor:
     """x (R, H, N, D), picks (R, H, m) int64 -> (R, H, m, D)."""
-    return x.gather(2, picks.unsqueeze(-1).expand(*picks.shape, x.shape[-1]))
+    size, dim = x.shape[2:]
+    first = torch.arange(x.shape[0] * x.shape[1], device=x.device).mul_(size).view(*x.shape[:2], 1)
+    # Whole vectors are copied: gather() would look up every component.
+    return x.reshape(-1, dim).index_select(0, (first + picks).flatten()).view(*picks.shape, dim)
 
 
 def farthest_points(queries: Tensor, count: Tensor, num_samples: int) -> Tensor:

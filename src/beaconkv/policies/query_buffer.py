@@ -134,7 +134,13 @@ class QueryBuffer(LayerState):
     def _join_fresh(self, rows: Rows, reduce: bool) -> None:
         fresh, size = self.num_fresh[rows.numbers[0]], self.num_history[rows.numbers[0]]
         if rows.index is None and size + fresh <= self.history.shape[2]:
-            ops.unrotate_into(self.history, size, *self._ring(fresh, 0, rows))
+            start, into = (self.next - fresh) % self.n_recent, size
+            for first, number in ((start, min(fresh, self.n_recent - start)), (0, fresh - (self.n_recent - start))):
+                if number > 0:  # the ring from where the fresh ones begin to its end, then from its beginning
+                    ops.unrotate_into(
+                        self.history, into, self.recent.narrow(2, first, number), self.rope.steps(first, first + number)
+                    )
+                    into += number
             self._keep(self.history[:, :, : size + fresh], rows, reduce, is_stored=True)
         else:
             self._join(self.before_rope(fresh, 0, rows), rows, reduce)
@@ -152,7 +158,7 @@ class QueryBuffer(LayerState):
         size = joined.shape[2]
         if size >= self.n_beacon + self.n_recent or (reduce and size > self.n_beacon):
             picks = ops.farthest_point_sampling(joined, self.n_beacon)
-            joined = joined.gather(2, picks.unsqueeze(-1).expand(*picks.shape, joined.shape[-1]))
+            joined = ops.take_queries(joined, picks)
             is_stored = False
         if not is_stored:
             rows.put(self.history, 2, 0, joined)
@@ -175,13 +181,9 @@ class QueryBuffer(LayerState):
 
     def before_rope(self, first: int, last: int, rows: Rows) -> Tensor:
         """(R, H, first - last, D) before RoPE: recent queries from ``first`` steps back to ``last``, oldest first."""
-        return ops.unrotate(*self._ring(first, last, rows))
-
-    def _ring(self, first: int, last: int, rows: Rows) -> tuple[Tensor, Rope]:
-        """The same queries as they came, (R, H, first - last, D), and what turned them."""
         slots = self._slots(first, last)
         rope = Rope(self.rope.cos.index_select(1, slots), self.rope.sin.index_select(1, slots), self.rope.apply)
-        return rows.take(self.recent).index_select(2, slots), rope.of_rows(rows)
+        return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))
 
     def _align(self) -> None:
         """Turn the ring so that its slots are in order of time, in every row."""

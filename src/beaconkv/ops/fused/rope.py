@@ -1,0 +1,36 @@
+"""Un-rotation straight into a buffer, half by half, without a temporary of its size."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...types import Rope
+from .. import rope as reference
+
+BLOCK = 1 << 17
+"""Components turned at a time on a CPU: they stay in its cache."""
+
+
+def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
+    """As :func:`beaconkv.ops.rope.unrotate_into`, bit for bit: queries that tie must go on to tie."""
+    rows, heads, m, dim = x.shape
+    cos, sin = rope.cos.float(), rope.sin.float()
+    out = target.narrow(2, start, m)
+    if rope.apply is not reference.apply_half or out.dtype != x.dtype or cos.shape[1] != m or x.requires_grad:
+        reference.unrotate_into(target, start, x, rope)
+        return
+    ones = x.new_ones(cos.shape[0], 1, m, dim, dtype=cos.dtype)
+    turned = cos.shape[-1]
+    norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)[..., :turned]
+    (cos1, cos2), (sin1, sin2) = (table.unsqueeze(1).chunk(2, dim=-1) for table in (cos, sin))
+    norm1, norm2 = norm.chunk(2, dim=-1)
+    step = heads if x.device.type != "cpu" else max(1, BLOCK // (rows * m * dim))
+    half = turned // 2
+    for head in range(0, heads, step):
+        into, own = out[:, head : head + step], x[:, head : head + step].float()
+        first, second = own[..., :half], own[..., half:turned]
+        # No fused multiply-add: it would round once where the reference rounds twice.
+        into[..., :half] = (first * cos1).add_(second * sin1).div_(norm1)
+        into[..., half:turned] = (second * cos2).sub_(first * sin2).div_(norm2)
+        if turned < dim:
+            into[..., turned:] = own[..., turned:]
