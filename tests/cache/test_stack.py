@@ -1,5 +1,7 @@
 """Layers that take decode steps together keep what they would keep apart, under every policy."""
 
+import gc
+import weakref
 from copy import deepcopy
 
 import pytest
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from beaconkv import EvictionSchedule, make_policy, ops, policies
 from beaconkv.cache import BoundedLayer, LayerStack, staggered
 from beaconkv.policies.history import WholeHistoryPolicy
+from beaconkv.policies.query_buffer import QueryBuffer
+from beaconkv.policies.rpc import RPC
 from beaconkv.types import AttentionParams, Rope
 
 L, H, H_KV, D = 3, 4, 2, 8
@@ -53,6 +57,8 @@ class Both:
             if alone.is_open and tokens > 1:
                 for layer in (alone, own):
                     layer.extend_prompt(keys, taken.sum(1).tolist())
+            if not own.is_open:
+                self.stack.open(i, keys, values, taken.sum(1).tolist())
             expected = alone.append(keys, values, real)
             got = self.stack.append(i, keys, values) if is_step else own.append(keys, values, real)
             for a, b in ((got.keys, expected.keys), (got.values, expected.values), (got.valid, expected.valid)):
@@ -150,6 +156,8 @@ def test_layers_that_differ_stay_apart():
             for i in range(2):
                 own = angles[i] or rope
                 new = [torch.randn(1, h, 1, dims[i]) for h in (H_KV, H_KV, H)]
+                if step == 0:
+                    stack.open(i, *new[:2], [1])
                 stack.append(i, *new[:2]) if step else layers[i].append(*new[:2])
                 observe = layers[i].observe if step == 0 else (lambda *a, i=i: stack.observe(i, *a))
                 observe(new[2], own, AttentionParams(scaling[i]))
@@ -228,6 +236,51 @@ def test_staggered_layers_are_evicted_at_different_steps(budget, cycle, phases, 
             assert (own & other) <= late
     if steps > 3 * cycle:
         assert all(in_steps)
+
+
+class Global(RPC):
+    """Not registered: its score looks at all heads at once, and it says nothing of it."""
+
+    def score(self, view, state):
+        return super().score(view, state).mean(1, keepdim=True).expand(-1, view.keys.shape[1], -1)
+
+
+def test_whoever_overrides_a_method_promises_anew():
+    assert RPC.treats_heads_alone
+    assert not Global.treats_heads_alone
+    both = Both(Global(), EvictionSchedule(24, prefix=2, protect=5))
+    both.feed(1, 30)
+    for _ in range(20):
+        both.feed(1, 1)
+    assert not both.stack.together
+    both.check()
+
+
+class Counting(QueryBuffer):
+    """Has a memory of its own, which its parent does not know how to join."""
+
+
+def test_a_state_of_a_subclass_is_not_joined_by_its_parent():
+    assert QueryBuffer.join([QueryBuffer(1, 2, 2, 8)]) is not None
+    assert Counting.join([Counting(1, 2, 2, 8)]) is None
+
+
+def test_a_slab_is_freed_with_its_stack_and_forgotten_by_it():
+    both = Both(make_policy("beaconkv"), EvictionSchedule(24, prefix=2, protect=5))
+    both.feed(2, 30)
+    both.feed(2, 1)
+    gc.collect()
+    gc.disable()
+    try:
+        slab = weakref.ref(both.stack.whole.slab.keys)
+        both.stack.reset()
+        assert slab() is None
+        both.stack.open(0, torch.zeros(1, H_KV, 1, D), torch.zeros(1, H_KV, 1, D), [1])
+        slab = weakref.ref(both.stack.whole.slab.keys)
+        both.stack = None
+        assert slab() is None
+    finally:
+        gc.enable()
 
 
 def test_stagger_is_refused_by_name():

@@ -87,6 +87,48 @@ def test_a_new_cache_of_the_same_size_is_not_compiled_again():
     assert counters["unique_graphs"] == before
 
 
+def test_more_sizes_than_one_code_object_may_have():
+    for budget in range(20, 31):
+        run(tiny(), "beaconkv", [9], steps=3, budget=budget, protect=4)
+
+
+def test_a_step_that_breaks_off_is_noticed():
+    model = tiny()
+    cache = BoundedCache(model, "beaconkv", **SMALL)
+    read(model, cache, torch.ones(1, 9, dtype=torch.int64))
+    decoder = CompiledDecoder(model, cache, backend="eager")
+
+    def fail(*args):
+        raise ValueError("boom")
+
+    handle = model.model.layers[1].register_forward_pre_hook(fail)
+    one = torch.ones(1, 1, dtype=torch.int64)
+    with pytest.raises(Exception, match="boom"):
+        decoder(one)
+    handle.remove()
+    with pytest.raises(RuntimeError, match="broke off"):
+        read(model, cache, one)
+    with pytest.raises(RuntimeError, match="broke off"):
+        decoder(one)
+    cache.reset()
+    read(model, cache, torch.ones(1, 9, dtype=torch.int64))
+    decoder(one)
+
+
+def test_a_cache_that_is_detached_or_of_another_model():
+    model = tiny()
+    cache = BoundedCache(model, "beaconkv", **SMALL)
+    read(model, cache, torch.ones(1, 9, dtype=torch.int64))
+    with pytest.raises(ValueError, match="made for another model"):
+        CompiledDecoder(tiny("qwen3"), cache)
+    decoder = CompiledDecoder(model, cache, backend="eager")
+    with pytest.raises(ValueError, match="ids must be integers, got torch.float32"):
+        decoder(torch.ones(1, 1))
+    cache.detach()
+    with pytest.raises(RuntimeError, match="was detached"):
+        decoder(torch.ones(1, 1, dtype=torch.int64))
+
+
 def test_what_cannot_be_compiled_is_refused():
     model = tiny()
     cache = BoundedCache(model, "full")

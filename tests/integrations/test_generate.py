@@ -440,3 +440,19 @@ def test_formula_bytes_after_rows_were_dropped_and_with_mixed_dtypes():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         model(prompt(50)["input_ids"], past_key_values=mixed, use_cache=True)
     assert mixed.stats.kv_bytes == mixed.stats.formula_bytes
+
+
+@pytest.mark.parametrize("policy", ["beaconkv", "h2o", "random_history", "rpc"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt-oss"])
+def test_no_graph_is_kept_where_gradients_are_on(family, policy):
+    """Nothing that a cache remembers requires a gradient, whatever the mode the model runs in."""
+    model = tiny(family)
+    for stagger in (1, 3):
+        cache = BoundedCache(model, policy, budget=32, prefix=2, protect=6, stagger=stagger)
+        for tokens in [20] + [1] * 30:
+            model(torch.ones(1, tokens, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        assert cache.stats.evictions > 3
+        for stack in cache._stacks:
+            for layer in stack.counted:
+                held = [v for owner in (layer.slab, layer.state) if owner is not None for v in vars(owner).values()]
+                assert not any(isinstance(v, torch.Tensor) and v.requires_grad for v in held)

@@ -96,7 +96,6 @@ class BoundedLayer:
             raise ValueError(f"policy {policy.name!r} never evicts: budget must be None, got {schedule.budget}")
         self.policy, self.schedule, self.on_evict = policy, schedule, on_evict
         self.indices = (index,) if isinstance(index, int) else tuple(index)
-        self.allocate: Callable[[Tensor, Tensor, int | None], EntrySlab] = EntrySlab
         self.reset()
 
     @property
@@ -130,12 +129,19 @@ class BoundedLayer:
         """Whether memory is allocated."""
         return self.slab is not None
 
-    def open(self, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
+    def open(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        prompts: list[int],
+        allocate: Callable[[Tensor, Tensor, int | None], EntrySlab] = EntrySlab,
+    ) -> None:
         """Allocate for a batch whose prompt begins with so many real tokens per row.
 
         Args:
             keys, values: any new entries (B, H_kv, m, D), for shapes, dtype and device.
             prompts: real tokens per row.
+            allocate: makes the slab of such entries with so many slots.
 
         Raises:
             ValueError: a prompt that, protected as prefix, leaves no room within the budget.
@@ -144,7 +150,7 @@ class BoundedLayer:
             for prompt in prompts:
                 self.schedule.kept_for(prompt)
         self._slots = self._capacity(prompts, [0] * len(prompts))
-        self.slab = self.allocate(keys, values, self._slots)
+        self.slab = allocate(keys, values, self._slots)
         self.slab.counts.prompts = list(prompts)
         self.state = self.policy.new_state(len(prompts))
 
@@ -378,7 +384,8 @@ class BoundedLayer:
         rows, now = view.rows.numbers, [self.slab.num_seen[row] - 1 for row in view.rows.numbers]
         by_layer = zip(*(table.chunk(len(self.indices), dim=1) for table in tables), strict=True)
         return [
-            EvictionEvent(index, list(rows), list(now), *own) for index, own in zip(self.indices, by_layer, strict=True)
+            EvictionEvent(index, list(rows), list(now), *(table.contiguous() for table in own))
+            for index, own in zip(self.indices, by_layer, strict=True)
         ]
 
     def _view(self, rows: Rows, rope: Rope, params: AttentionParams, entries: list[Tensor] | None = None) -> CacheView:

@@ -36,8 +36,6 @@ class LayerStack:
         if len(layers) > 1:
             indices = [layer.index for layer in layers]
             self.whole = BoundedLayer(first.policy, first.schedule, indices, first.on_evict)
-            for number, layer in enumerate(layers):
-                layer.allocate = partial(self._allocate, number)
         self.reset()
 
     def reset(self) -> None:
@@ -47,7 +45,16 @@ class LayerStack:
         self.together = False
         self._can_join = len(self.layers) == 1 or self.layers[0].policy.treats_heads_alone
         self._appended = self._observed = 0
-        self._queries: Tensor | None = None  # (B, all H, 1, D), of the step under way
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        """Hold on to no slab and no queries of other rows than there are now."""
+        self._step = self._queries = self._by_layer = None
+
+    def open(self, number: int, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
+        """Allocate for one layer, the first time for all: see :meth:`BoundedLayer.open`."""
+        allocate = EntrySlab if self.whole is self.layers[0] else partial(self._allocate, number)
+        self.layers[number].open(keys, values, prompts, allocate)
 
     def _allocate(self, number: int, keys: Tensor, values: Tensor, slots: int | None) -> EntrySlab:
         """The slab of a layer: a part of that of all, if it has the shape of the first that came."""
@@ -90,14 +97,13 @@ class LayerStack:
         Raises:
             ValueError: shapes that do not fit what is stored.
         """
+        layer = self.layers[number]
+        layer.require_fit(keys)
         if self._appended == 0:
             self._begin()
-        layer = self.layers[number]
-        if not self.together:
-            self._appended += 1
-            return layer.append(keys, values)
-        layer.require_fit(keys)
         self._appended += 1
+        if not self.together:
+            return layer.append(keys, values)
         step = self._step
         step.write(number, keys.detach(), values.detach())
         return AttentionInputs(step.keys[number], step.values[number], step.valid)
@@ -133,7 +139,8 @@ class LayerStack:
             self._by_layer[number].copy_(queries.detach())
             queries, params = self._queries, self._params
         if is_last:
-            self.whole.observe_step(queries, rope, params)
+            self._step = None
+            self.whole.observe_step(queries.detach(), rope, params)
 
     def begin_compiled(self) -> RowCounts:
         """As all of :meth:`append`, where a compiled step writes the entries itself: they are counted."""
@@ -174,6 +181,7 @@ class LayerStack:
         if not self.together:
             return
         self.together = False
+        self._forget_step()
         if self.whole is self.layers[0]:
             return
         states = self.whole.state.split(len(self.layers))
@@ -183,6 +191,7 @@ class LayerStack:
 
     def select_rows(self, index: Tensor) -> None:
         """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""
+        self._forget_step()
         self.join()
         if self.together:
             self.whole.select_rows(index)
@@ -197,7 +206,8 @@ class LayerStack:
     @property
     def state_bytes(self) -> int:
         """Bytes of positions, lengths and the policy's state."""
-        return sum(layer.state_bytes for layer in ([self.whole] if self.together else self.layers))
+        own = 0 if self._queries is None else self._queries.nbytes
+        return own + sum(layer.state_bytes for layer in ([self.whole] if self.together else self.layers))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -97,7 +98,8 @@ class EvictionPolicy(ABC):
     shorter row has not filled are at position ``FREE``, and hold anything."""
     treats_heads_alone: ClassVar[bool] = False
     """True: state and score look at each KV head and its group by itself, or mind ``view.layers``. Decode steps
-    then show the heads of several layers side by side, which is faster."""
+    then show the heads of several layers side by side, which is faster. A subclass with methods of its own does
+    not inherit it."""
     default_prefix: ClassVar[int] = 4
     default_protect: ClassVar[int | str] = 32
     presets: ClassVar[Mapping[str, Preset]] = {}
@@ -107,6 +109,9 @@ class EvictionPolicy(ABC):
         super().__init_subclass__(**kwargs)
         if "presets" not in vars(cls):
             cls.presets = {}
+        own_methods = any(inspect.isfunction(value) and key[:2] != "__" for key, value in vars(cls).items())
+        if "treats_heads_alone" not in vars(cls) and own_methods:
+            cls.treats_heads_alone = False  # whoever overrides a method promises anew
         if not name:
             return
         known = _REGISTRY.get(name)

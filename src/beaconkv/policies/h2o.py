@@ -62,7 +62,9 @@ class ReceivedAttention(LayerState):
             self.sums = lasting_rows(self.sums, index)
 
     @classmethod
-    def join(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention:
+    def join(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention | None:
+        if cls is not ReceivedAttention:
+            return None  # what a subclass adds is not known here
         first = states[0]
         if first.sums is not None:
             first.sums = beside([state.sums for state in states])

@@ -144,6 +144,8 @@ class History(LayerState):
 
     @classmethod
     def join(cls, states: Sequence[History]) -> History | None:
+        if cls is not History:
+            return None  # what a subclass adds is not known here
         first = states[0]
         if first.rule.limit is None:
             return None  # the whole history of all layers at once would be looked through: too much at a time
@@ -172,6 +174,8 @@ class HistoryPolicy(ObservationPolicy):
 
     Scored and pooled as BeaconKV does.
     """
+
+    treats_heads_alone = True
 
     n_beacon: int = 16
 

@@ -205,7 +205,9 @@ class QueryBuffer(LayerState):
         self.rope = Rope(lasting_rows(self.rope.cos, index), lasting_rows(self.rope.sin, index), self.rope.apply)
 
     @classmethod
-    def join(cls, states: Sequence[QueryBuffer]) -> QueryBuffer:
+    def join(cls, states: Sequence[QueryBuffer]) -> QueryBuffer | None:
+        if cls is not QueryBuffer:
+            return None  # what a subclass adds is not known here
         first = states[0]
         if first.recent is not None:
             first.recent = beside([state.recent for state in states])

@@ -170,6 +170,11 @@ class BoundedCache(Cache, AnnouncedCache):
         Raises:
             RuntimeError: the cache was detached, or a forward pass broke off in the middle.
         """
+        self.require_whole()
+        return super().get_mask_sizes(query_length, layer_idx)
+
+    def require_whole(self) -> None:
+        """Raise ``RuntimeError`` if the cache was detached, or holds a part of a step."""
         if not self.detach.alive:
             raise RuntimeError("this BoundedCache was detached from its model; make a new one")
         columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
@@ -177,7 +182,10 @@ class BoundedCache(Cache, AnnouncedCache):
             raise RuntimeError(
                 "a forward pass on this cache broke off between two layers; make a new cache or reset() it"
             )
-        return super().get_mask_sizes(query_length, layer_idx)
+
+    def serves_model(self, model: nn.Module) -> bool:
+        """Whether this is the model the cache was made for."""
+        return self._model() is model
 
     def reset(self) -> None:
         """Forget everything; the cache is as new."""

@@ -110,7 +110,8 @@ class LayerCall:
     def _params(self, query: Tensor, kwargs: dict[str, Any]) -> AttentionParams:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return AttentionParams(scaling, kwargs.get("softcap"), kwargs.get("s_aux"))
+        sinks = kwargs.get("s_aux")
+        return AttentionParams(scaling, kwargs.get("softcap"), None if sinks is None else sinks.detach())
 
     def _rope(self, query: Tensor) -> Rope:
         return Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)

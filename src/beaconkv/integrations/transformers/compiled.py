@@ -8,6 +8,7 @@ on the same tensors as ever: eager and compiled steps of one cache may alternate
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ class CompiledDecoder:
     def __init__(
         self, model: nn.Module, cache: BoundedCache, mode: str | None = None, backend: str = "inductor"
     ) -> None:
+        if not cache.serves_model(model):
+            raise ValueError(f"this BoundedCache was made for another model than this {type(model).__name__}")
         if cache.holds_padding:
             raise ValueError("compiled steps need every layer bounded; this model has sliding or linear ones")
         if cache.schedule.budget is None or cache.schedule.growth:
@@ -67,19 +70,25 @@ class CompiledDecoder:
             (B, 1, vocabulary) logits.
 
         Raises:
-            ValueError: another shape than (B, 1), or a cache that is not open for so many rows.
+            ValueError: another shape than (B, 1), no integers, or a cache that is not open for so many rows.
+            RuntimeError: a cache that was detached, or in which a step broke off.
         """
+        self.cache.require_whole()
         stacks = self.cache._stacks
         if not all(stack.is_open for stack in stacks):
             raise ValueError("the cache is empty: read the prompt first")
         batch = len(stacks[0].layers[0].prompts)
         if tuple(ids.shape) != (batch, 1):
             raise ValueError(f"ids must be (B, 1) = ({batch}, 1), got {tuple(ids.shape)}")
+        if ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"ids must be integers, got {ids.dtype}")
         for stack in stacks:
             stack.join()
             if not stack.together:
                 raise ValueError(f"policy {self.cache.policy.name!r} or this model's layers cannot be stepped together")
         self._prepare(stacks, batch)
+        for host in self.cache._bounded:
+            host.is_pending = True  # should anything fail now, the cache says so when it is used again
         for step in self._steps:
             step.begin()
         # Into tensors that stay: another stride or address would be compiled, or recorded, again.
@@ -114,9 +123,20 @@ class CompiledDecoder:
 
         mode = self._mode or ("reduce-overhead" if model.device.type == "cuda" else "default")
         options = dict(mode=mode) if self._backend == "inductor" else {}
+        sizes = tuple(tuple(step.keys.shape) for step in self._steps)
+        forward = _with_own_code(forward, (id(model), batch, *sizes))
         self._forward: Callable = torch.compile(
             forward, fullgraph=True, dynamic=False, backend=self._backend, **options
         )
+
+
+_CODES: dict[tuple, CodeType] = {}
+
+
+def _with_own_code(function: FunctionType, size: tuple) -> FunctionType:
+    """The function with a code object for each size: what is compiled is found by code, and limited to eight each."""
+    code = _CODES.setdefault(size, function.__code__.replace())
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 class _StackStep:

@@ -60,7 +60,7 @@ class BoundedCacheLayer(CacheLayerMixin):
             counts: real tokens per row.
         """
         if not self.layer.is_open:
-            self.layer.open(key, value, counts)
+            self.stack.open(self.number, key, value, counts)
         elif key.shape[2] > 1 and not self.has_decoded:
             self.layer.extend_prompt(key, counts)
         self.has_decoded |= key.shape[2] == 1
