@@ -26,6 +26,7 @@ part() { # seconds, title, command...
 
 {
     part 30 "device" "$python" -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'; print(torch.cuda.get_device_name(), torch.__version__)"
+    [ $failed = 0 ] || exit 1
     part 150 "Triton kernels against their references, on the device" "$python" -m pytest -q -p no:cacheprovider tests/ops
     part 60 "operations" "$python" benchmarks/operations.py --device cuda --dtype bfloat16 --out "$json"
     part 120 "table 4: full cache and BeaconKV at 32K tokens" "$python" benchmarks/decode.py --preset table4 --tokens 64 --phase-steps 64 --out "$json"
