@@ -44,6 +44,14 @@ class AnnouncedCache(ABC):
         """What the attention function of layer ``index`` gets: an object with ``attend``."""
 
 
+class AnnouncedStep:
+    """A call that comes announced already: of a compiled step."""
+
+    def note_rope(self, index: int, cos: Tensor, sin: Tensor) -> None:
+        """Told before the attention of layer ``index``: what turns its queries, (B or 1, 1, D_rot)."""
+        raise NotImplementedError
+
+
 class Attachment:
     """What is attached to one model, shared by all bounded caches of it.
 
@@ -132,8 +140,9 @@ def _release(model_ref: weakref.ref, attachment: Attachment) -> None:
 
 def _announcer(model_ref: weakref.ref, rotary: dict[int, RotaryFn]) -> Callable:
     def announce(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if CALL_KWARG in kwargs:  # of a compiled step
-            kwargs[CALL_KWARG].note_rope(module.layer_idx, *kwargs["position_embeddings"])
+        announced = kwargs.get(CALL_KWARG)
+        if isinstance(announced, AnnouncedStep):
+            announced.note_rope(module.layer_idx, *kwargs["position_embeddings"])
             return None
         cache = next((value for value in kwargs.values() if isinstance(value, AnnouncedCache)), None)
         if cache is None or not cache.serves(module, model_ref()):

@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...cache import AttentionInputs, LayerStack
 from ...types import Rope, lasting_zeros
+from .attachment import AnnouncedStep
 from .attention import CALL_KWARG, run_step
 from .cache import BoundedCache
 from .support import cache_argument
@@ -210,7 +211,7 @@ class _StepLayer(CacheLayerMixin):
         return self.step.keys.shape[2], 0
 
 
-class _StepCall:
+class _StepCall(AnnouncedStep):
     """What the attention function gets in place of a bounded layer's call."""
 
     def __init__(self, owner: dict[int, tuple[_StackStep, int]]) -> None:
