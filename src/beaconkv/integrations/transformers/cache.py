@@ -180,7 +180,8 @@ class BoundedCache(Cache, AnnouncedCache):
         columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
         if len(columns) > 1 or any(layer.is_pending for layer in self._bounded):
             raise RuntimeError(
-                "a forward pass on this cache broke off between two layers; make a new cache or reset() it"
+                "a forward pass on this cache broke off between two layers, or a model other than its own was run "
+                "with it; make a new cache or reset() it"
             )
 
     def serves_model(self, model: nn.Module) -> bool:
