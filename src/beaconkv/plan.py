@@ -137,7 +137,7 @@ def make_plan(
     per_entry = 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
     sliding = shape.sliding_layers * min(length, shape.window) * per_entry
     per_token = shape.full_layers * per_entry
-    state_row = shape.full_layers * _state_bytes(shape, policy, schedule, dtype)
+    state_row = _state_bytes(shape, policy, schedule, dtype)
     full_row = per_token * length + sliding
     bounded_row = per_token * budget + state_row + sliding
     weight_bytes = shape.weight_count * dtype.itemsize
@@ -160,11 +160,17 @@ def make_plan(
 
 
 def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, dtype: torch.dtype) -> int:
-    """Bytes of one layer and row beside keys and values: positions, lengths and the policy's state, measured."""
-    state = policy.new_state(1)
-    query = torch.zeros(1, shape.num_heads, 1, shape.head_dim, dtype=dtype)
+    """Bytes of one row of all layers beside keys and values: positions, lengths and the policy's state, measured.
+
+    Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
+    """
+    state, layers = policy.new_state(1), shape.full_layers
+    together = layers > 1 and policy.treats_heads_alone and type(state).join([policy.new_state(1)]) is not None
+    beside = layers if together else 1
+    query = torch.zeros(1, beside * shape.num_heads, 1, shape.head_dim, dtype=dtype)
     cos = torch.ones(1, 1, shape.head_dim, dtype=dtype)
     rope = Rope(cos, torch.zeros_like(cos), ops.apply_half)
     if not policy.observes_entries:
         state.observe(query, rope, [schedule.budget], Rows([0]), None)
-    return state.nbytes + 4 * shape.kv_heads * schedule.budget + 8 + 4
+    own = state.nbytes + 8 + 4 + (query.nbytes if together else 0)
+    return own * layers // beside + 4 * layers * shape.kv_heads * schedule.budget
