@@ -44,12 +44,12 @@ class AnnouncedCache(ABC):
         """What the attention function of layer ``index`` gets: an object with ``attend``."""
 
 
-class AnnouncedStep:
+class AnnouncedStep(ABC):
     """A call that comes announced already: of a compiled step."""
 
+    @abstractmethod
     def note_rope(self, index: int, cos: Tensor, sin: Tensor) -> None:
         """Told before the attention of layer ``index``: what turns its queries, (B or 1, 1, D_rot)."""
-        raise NotImplementedError
 
 
 class Attachment:
