@@ -1,5 +1,6 @@
 """Compiled steps do what eager steps do, on the same cache, and may alternate with them."""
 
+import gc
 import shutil
 
 import pytest
@@ -16,7 +17,11 @@ SMALL = dict(budget=32, prefix=2, protect=6)
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled():
+    """Before, and none left after: what is compiled keeps its cache, and so the model's attachment, alive."""
     torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
 
 
 def read(model, cache, ids, mask=None):
