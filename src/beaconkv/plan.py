@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from . import ops
-from .cache import EvictionSchedule
+from .cache import EvictionSchedule, can_join, state_bytes
 from .policies import EvictionPolicy
-from .types import Rope, Rows
 
 GIB = 1 << 30
 
@@ -164,13 +162,10 @@ def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSc
 
     Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
     """
-    state, layers = policy.new_state(1), shape.full_layers
-    together = layers > 1 and policy.treats_heads_alone and type(state).join([policy.new_state(1)]) is not None
+    layers = shape.full_layers
+    together = layers > 1 and policy.treats_heads_alone and can_join(policy)
     beside = layers if together else 1
-    query = torch.zeros(1, beside * shape.num_heads, 1, shape.head_dim, dtype=dtype)
-    cos = torch.ones(1, 1, shape.head_dim, dtype=dtype)
-    rope = Rope(cos, torch.zeros_like(cos), ops.apply_half)
-    if not policy.observes_entries:
-        state.observe(query, rope, [schedule.budget], Rows([0]), None)
-    own = state.nbytes + 8 + 4 + (query.nbytes if together else 0)
+    heads = beside * shape.num_heads
+    own = state_bytes(policy, schedule.budget, heads, shape.head_dim, dtype) + 8 + 4
+    own += heads * shape.head_dim * dtype.itemsize if together else 0
     return own * layers // beside + 4 * layers * shape.kv_heads * schedule.budget

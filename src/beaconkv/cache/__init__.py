@@ -1,8 +1,23 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
+from .footprint import can_join, state_bytes
 from .layer import AttentionInputs, BoundedLayer
+from .progress import Progress, Run, most_slots
 from .schedule import SCOPES, EvictionSchedule, staggered
 from .stack import LayerStack
 from .stats import CacheStats
 
-__all__ = ["SCOPES", "AttentionInputs", "BoundedLayer", "CacheStats", "EvictionSchedule", "LayerStack", "staggered"]
+__all__ = [
+    "SCOPES",
+    "AttentionInputs",
+    "BoundedLayer",
+    "CacheStats",
+    "EvictionSchedule",
+    "LayerStack",
+    "Progress",
+    "Run",
+    "can_join",
+    "most_slots",
+    "staggered",
+    "state_bytes",
+]

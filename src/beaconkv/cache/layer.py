@@ -20,11 +20,9 @@ from torch import Tensor
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
 from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
+from .progress import NEVER
 from .schedule import EvictionSchedule
 from .slab import EntrySlab
-
-NEVER = 1 << 62
-"""Steps until an eviction that does not come."""
 
 
 @dataclass(frozen=True)

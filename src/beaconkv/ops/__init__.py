@@ -8,7 +8,7 @@ from . import compaction, rope, sampling, scoring
 from .backend import current_backend, dispatched, use_backend
 from .checks import require_finite
 from .clustering import farthest_points, nearest_queries, spherical_kmeans, take_queries
-from .compaction import fill_holes_source, gather_entries
+from .compaction import fill_holes_source, gather_entries, hole_moves
 from .fused import rope as fused_rope
 from .fused import sampling as fused_sampling
 from .fused import scoring as fused_scoring
@@ -41,6 +41,7 @@ __all__ = [
     "fill_holes_source",
     "gather_entries",
     "group_attention_weights",
+    "hole_moves",
     "key_redundancy",
     "nearest_queries",
     "observation_scores",

@@ -35,6 +35,24 @@ def fill_holes_source(keep: Tensor, num_entries: int) -> Tensor:
     return torch.where(hole, survivor, own)
 
 
+def hole_moves(source: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
+    """The moves that fill the holes, as lists of one length for all heads.
+
+    Args:
+        source: (R, H_kv, K) from :func:`fill_holes_source`.
+        num_entries: N, entries before the eviction.
+
+    Returns:
+        into, from: (R, H_kv, min(N - K, K)) int64 slots. Where a head has fewer holes, slots are copied onto
+        themselves: the price of a shape that does not depend on the data.
+    """
+    new_length = source.shape[-1]
+    moves = min(num_entries - new_length, new_length)
+    is_hole = source >= new_length
+    into = is_hole.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :moves]  # holes first, in order
+    return into, source.gather(-1, into)
+
+
 def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Rows | None = None) -> None:
     """Move entries in place so that slot i holds what ``source[..., i]`` held, moving at most N - K.
 
@@ -44,13 +62,8 @@ def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Ro
         num_entries: N, entries before the eviction. Slots in [K, N) are free afterwards.
         rows: the rows of the batch that ``source`` speaks of; None means all.
     """
-    num_rows, heads, new_length = source.shape
-    moves = min(num_entries - new_length, new_length)
-    # Holes first, in slot order; the rest of this list are slots that are their own source, and
-    # copying them onto themselves is the price of a shape that does not depend on the data.
-    is_hole = source >= new_length
-    into = is_hole.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :moves]
-    from_ = source.gather(-1, into)
+    num_rows, heads, _ = source.shape
+    into, from_ = hole_moves(source, num_entries)
     index = rows.index if rows is not None else None
     row = (torch.arange(num_rows, device=source.device) if index is None else index).view(-1, 1, 1)
     head = torch.arange(heads, device=source.device).view(1, -1, 1)

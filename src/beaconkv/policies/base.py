@@ -43,6 +43,19 @@ class LayerState:
             view: the entries including the new ones, if the policy sets ``observes_entries``.
         """
 
+    def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
+        """As :meth:`observe` of several decode steps, one after the other, by a policy that needs no entries.
+
+        Args:
+            queries: (R, H, m, D) after RoPE, oldest first.
+            rope: the model's rope of these m tokens.
+            until_full: per step, entries that may still come before the eviction of these rows.
+            rows: all rows of the batch, which stand alike.
+        """
+        for step, left in enumerate(until_full):
+            alone = rope.steps(step, step + 1)
+            self.observe(queries[:, :, step : step + 1], alone, [left] * len(rows), rows, None)
+
     def evicted(self, source: Tensor, rows: Rows) -> None:
         """The entries were compacted: slot i now holds what slot ``source[..., i]`` held (R, H_kv, K)."""
 

@@ -1,0 +1,20 @@
+"""Bounded caches in a vLLM server, by vLLM's public extension points alone.
+
+Nothing here runs unless it is asked for: a server whose worker class is :data:`WORKER`, with settings that name a
+budget. ``beaconkv serve`` starts one.
+"""
+
+from __future__ import annotations
+
+from .settings import WORKER, ServingSettings
+
+__all__ = ["WORKER", "ServingSettings", "register"]
+
+
+def register() -> None:
+    """vLLM's plugin: called in each of its processes. Does nothing without settings in the environment."""
+    if ServingSettings.from_environment() is None:
+        return
+    from .registration import register_backends
+
+    register_backends()

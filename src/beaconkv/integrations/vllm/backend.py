@@ -1,0 +1,284 @@
+"""What is added to one of vLLM's attention backends: before a step, where entries go; after it, what the policy sees.
+
+A step of the server:
+
+    builder.build()     evicts what is due, finds places for the new entries, tells the kernel how many there are
+    impl.forward()      vLLM's own kernel; then the queries go into the window, or, of a prompt, to the policy
+
+Evictions that fall due among the tokens of one step (a long prompt, a request that is read again after a preemption)
+come in the layer under way. The tokens after them are then stored and attended to once more: the first time was too
+early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_layers_from_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+
+from ...cache import Run
+from .entries import Views, slots_of
+from .ledger import Ledger
+from .requests import BoundedAttention, LayerGroup, RequestCache, is_step
+from .spec import BoundedSpec
+from .support import require_our_worker, settings_of
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Several tokens of one request in one step.
+
+    Attributes:
+        request: whose they are.
+        start: the first one's place among the tokens of the step.
+        runs: what they fall into, each with what the kernel is told where it has to be done again.
+        table: the blocks of the request.
+    """
+
+    request: RequestCache
+    start: int
+    runs: list[tuple[Run, Any]]
+    table: Tensor
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is to be done in each layer after its attention.
+
+    Attributes:
+        group: of layers.
+        tokens: (n,) int64, which tokens of the step are decode steps; None: the first n, which are all.
+        rows, columns: (n,) int64, where their queries go.
+        stretches: the other requests.
+    """
+
+    group: LayerGroup
+    tokens: Tensor | None
+    rows: Tensor
+    columns: Tensor
+    stretches: list[Stretch]
+
+    def after(self, impl: BoundedImpl, layer: Any, tensors: tuple[Tensor, ...], cache: Tensor) -> None:
+        """Observe, and evict where it cannot wait.
+
+        Args:
+            impl, layer: of the attention layer that was run.
+            tensors: query, key, value and output of all tokens of the step.
+            cache: of the layer.
+        """
+        group, number, query = self.group, impl.number, tensors[0]
+        if group.watches and len(self.rows):
+            steps = query[: len(self.rows)] if self.tokens is None else query[self.tokens]
+            group.watch(number, self.rows, self.columns, steps)
+        for stretch in self.stretches:
+            at = stretch.start
+            for order, (run, again) in enumerate(stretch.runs):
+                part = [t[at : at + len(run)] for t in tensors]
+                if again is not None:
+                    impl.do_kv_cache_update(layer, part[1], part[2], cache, again.slot_mapping)
+                    impl.forward(layer, *part[:3], cache, again, part[3])
+                group.observe(number, stretch.request, run, part[0])
+                if run.keep is not None and order + 1 < len(stretch.runs):
+                    group.evict(number, stretch.request, run, stretch.table)
+                at += len(run)
+
+
+class BoundedImpl:
+    """Goes before an attention implementation: one layer's attention.
+
+    Attributes:
+        bounded: what is known of the layer, once the model is loaded; None: it is not bounded.
+        ledger: of the worker.
+        number: of the layer within its group.
+        probe: while it is a list, queries are put there instead of being attended to.
+    """
+
+    bounded: BoundedAttention | None = None
+    ledger: Ledger | None = None
+    number: int = 0
+    probe: list[Tensor] | None = None
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        if self.probe is not None:
+            self.probe.append(query.detach().clone())
+            return output.zero_()
+        result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        plan: StepPlan | None = getattr(attn_metadata, "bounded", None)
+        if plan is not None:
+            plan.after(self, layer, (query, key, value, output), kv_cache)
+        return result
+
+
+class BoundedBuilder:
+    """Goes before a metadata builder: all layers of a group, before a step."""
+
+    supports_update_block_table = False  # metadata of another group would know other places
+    group: LayerGroup | None = None
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        if isinstance(kv_cache_spec, BoundedSpec):
+            self._open(kv_cache_spec, layer_names, vllm_config, device)
+        elif settings_of(vllm_config) is not None:
+            for layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).values():
+                require_our_worker(layer.impl.ledger)
+
+    def _open(self, spec: BoundedSpec, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
+        impls = [layer.impl for layer in layers.values()]
+        for number, impl in enumerate(impls):
+            impl.number = number
+        scheduler = vllm_config.scheduler_config
+        self.ledger: Ledger = impls[0].ledger
+        self.group = LayerGroup(
+            self.ledger.settings.method,
+            spec.schedule,
+            spec.piece,
+            [impl.bounded for impl in impls],
+            self.views(spec),
+            scheduler.max_num_seqs,
+            vllm_config.model_config.dtype,
+            device,
+        )
+        self.ledger.add(self.group, spec)
+        self._slot_size = spec.block_size
+        tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+        with torch.inference_mode(False):
+            # Graphs read these, so they stay where they are.
+            self._rows, self._columns = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(2))
+            self._lengths = torch.zeros(tokens, dtype=torch.int32, device=device)
+
+    def views(self, spec: BoundedSpec) -> Views:
+        """What reads the layout of a layer's cache, for the backend to say."""
+        raise NotImplementedError
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """With bounded layers, graphs of whole steps are for decode steps only: prompts need the host."""
+        own = super().get_cudagraph_support(vllm_config, kv_cache_spec)
+        if not isinstance(kv_cache_spec, BoundedSpec):
+            return own
+        least = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return least if own.value > least.value else own
+
+    def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
+        """Not in bounded layers: requests share no blocks."""
+        return self.group is None and super().use_cascade_attention(*args, **kwargs)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False):
+        if self.group is None:
+            return super().build(common_prefix_len, common_attn_metadata, fast_build)
+        names = self.ledger.rows(common_attn_metadata)
+        if names is None:
+            return self._build_idle(common_attn_metadata, fast_build)
+        starts = common_attn_metadata.query_start_loc_cpu.tolist()
+        count = common_attn_metadata.num_actual_tokens
+        blocks = common_attn_metadata.block_table_tensor
+        lengths, rows, columns, tokens, stretches, places = [], [], [], [], [], []
+        for index, name in enumerate(names):
+            number = starts[index + 1] - starts[index]
+            if number == 0:
+                lengths.append(0)
+                continue
+            table = blocks[index]
+            request, runs = self.group.advance(name, number, table)
+            first = runs[0].stored
+            lengths.append(first + number)
+            places.append((index, first, number))
+            if is_step(runs):
+                row, column = self.group.place(request)
+                rows.append(row)
+                columns.append(column)
+                tokens.append(starts[index])
+            else:
+                stretches.append(Stretch(request, starts[index], self._repeats(runs, table), table))
+        # In place, since the forward pass holds this very tensor.
+        common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
+        metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
+        if stretches:
+            where = torch.tensor(tokens, dtype=torch.int64).to(self.device)
+            at = [torch.tensor(numbers, dtype=torch.int64).to(self.device) for numbers in (rows, columns)]
+            metadata.bounded = StepPlan(self.group, where, *at, stretches)
+        else:
+            metadata.bounded = self._plan_steps(rows, columns, count)
+        return metadata
+
+    def _slots(self, blocks: Tensor, places: list[tuple[int, int, int]]) -> Tensor:
+        """(tokens,) the slots of all new entries. places: row of the block table, first entry, number of entries."""
+        rows, firsts, numbers = torch.tensor(places, dtype=torch.int64).unbind(1)
+        begin = numbers.cumsum(0) - numbers
+        entry = torch.arange(int(numbers.sum())) + (firsts - begin).repeat_interleave(numbers)
+        row, entry = torch.stack([rows.repeat_interleave(numbers), entry]).to(blocks.device, non_blocking=True)
+        return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
+
+    def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
+        """What vLLM's own builder is told: the entries there are, not the tokens there were."""
+        lengths = lengths + [0] * (common.num_reqs - len(lengths))
+        on_host = torch.tensor(lengths, dtype=torch.int32)
+        told = self._lengths[: len(lengths)]
+        told.copy_(on_host, non_blocking=True)
+        return replace(
+            common,
+            seq_lens=told,
+            max_seq_len=max(lengths),
+            seq_lens_cpu_upper_bound=None if common.seq_lens_cpu_upper_bound is None else on_host,
+            _num_computed_tokens_cache=None,
+        )
+
+    def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepPlan:
+        """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
+        spare = count - len(rows)
+        for buffer, numbers, rest in ((self._rows, rows, self.group.spare_row), (self._columns, columns, 0)):
+            buffer[:count].copy_(torch.tensor(numbers + [rest] * spare, dtype=torch.int64), non_blocking=True)
+        return StepPlan(self.group, None, self._rows[:count], self._columns[:count], [])
+
+    def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:
+        """A step without requests: a trial run, or the capture of a graph."""
+        told = self._lengths[: common.num_reqs]
+        told.copy_(common.seq_lens[: common.num_reqs])
+        metadata = super().build(0, replace(common, seq_lens=told, _num_computed_tokens_cache=None), fast_build)
+        if common.max_query_len == 1:
+            metadata.bounded = self._plan_steps([], [], common.num_actual_tokens)
+        return metadata
+
+    def _repeats(self, runs: list[Run], table: Tensor) -> list[tuple[Run, Any]]:
+        """Which runs have to be stored and attended to again: those after an eviction in this step."""
+        evicted, planned = False, []
+        for run in runs:
+            planned.append((run, self._alone(run, table) if evicted else None))
+            evicted = evicted or run.keep is not None
+        return planned
+
+    def _alone(self, run: Run, table: Tensor) -> Any:
+        """What the kernel is told of one run by itself."""
+        count, length = len(run), run.stored + len(run)
+        bounds = torch.tensor([0, count], dtype=torch.int32)
+        common = CommonAttentionMetadata(
+            query_start_loc=bounds.to(self.device),
+            query_start_loc_cpu=bounds,
+            seq_lens=torch.tensor([length], dtype=torch.int32).to(self.device),
+            num_reqs=1,
+            num_actual_tokens=count,
+            max_query_len=count,
+            max_seq_len=length,
+            block_table_tensor=table[None].to(torch.int32),
+            slot_mapping=slots_of(table, run.stored, length, self._slot_size),
+            causal=True,
+        )
+        return super().build(0, common, True)

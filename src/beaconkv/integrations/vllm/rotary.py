@@ -1,0 +1,102 @@
+"""The rotation of a layer's queries, as the model's own modules do it, and the proof that they do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ...ops import apply_half, apply_identity, apply_interleaved, unrotate
+from ...types import Rope, RotaryFn
+
+
+class LayerRope:
+    """cos and sin of all positions.
+
+    Args:
+        cos, sin: (positions, D_rot), in the dtype of the queries.
+        apply: what turns them.
+    """
+
+    def __init__(self, cos: Tensor, sin: Tensor, apply: RotaryFn) -> None:
+        self.cos, self.sin, self.apply = cos, sin, apply
+
+    def steps(self, start: int, stop: int) -> Rope:
+        """Of the logical positions ``[start, stop)``."""
+        if stop > self.cos.shape[0]:
+            raise ValueError(f"position {stop - 1} is beyond the {self.cos.shape[0]} that the model has a rotation for")
+        return Rope(self.cos[None, start:stop], self.sin[None, start:stop], self.apply)
+
+
+def attention_parents(model: nn.Module, layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The module around each attention layer: it has the projections and the rotation.
+
+    Raises:
+        ValueError: a layer that is not in the model.
+    """
+    names = {id(layer): name for name, layer in layers.items()}
+    parents = {
+        names[id(child)]: module for module in model.modules() for child in module.children() if id(child) in names
+    }
+    if missing := sorted(set(layers) - set(parents)):
+        raise ValueError(f"{type(model).__name__}: no module holds the attention layer {missing[0]}: cannot be bounded")
+    return parents
+
+
+def layer_rope(
+    name: str,
+    parent: nn.Module,
+    queries_at: Callable[[nn.Module, int, Tensor], Tensor],
+    hidden: Tensor,
+    shared: dict[int, LayerRope],
+) -> LayerRope:
+    """The rotation of one layer, checked on the layer itself.
+
+    A random hidden state is sent through it at two positions. Turned back, both queries must be equal; a layer
+    whose queries never turn is recognised too.
+
+    Args:
+        name: of the layer.
+        parent: its module, see :func:`attention_parents`.
+        queries_at: (parent, position, hidden (1, size)) -> the query (1, H, D) that reaches the attention.
+        hidden: (1, size) random hidden states, in the dtype of the queries and where they are.
+        shared: tables made before, by the module they came from: layers that share one are stepped together.
+
+    Raises:
+        ValueError: the query before RoPE cannot be recovered.
+    """
+    kind = f"{type(parent).__name__} ({name})"
+    parameters = inspect.signature(type(parent).forward).parameters
+    if not {"positions", "hidden_states"} <= set(parameters):
+        raise ValueError(f"{kind} does not take positions and hidden_states: cannot be bounded")
+    far = 91
+    first, turned = (queries_at(parent, position, hidden).float().transpose(0, 1)[None] for position in (0, far))
+    scale = first.abs().max()
+    rotary = getattr(parent, "rotary_emb", None)
+    if torch.equal(first, turned) and scale > 0:
+        if id(None) not in shared:
+            still = torch.ones(1, 1, dtype=hidden.dtype, device=hidden.device).expand(1 << 30, 1)
+            shared[id(None)] = LayerRope(still, still, apply_identity)
+        return shared[id(None)]
+    table = getattr(rotary, "cos_sin_cache", None)
+    if table is None:
+        raise ValueError(f"{kind}: its rotary_emb has no cos_sin_cache: its queries cannot be turned back")
+    if id(rotary) not in shared:
+        cos, sin = table.to(hidden).chunk(2, dim=-1)
+        if rotary.is_neox_style:
+            shared[id(rotary)] = LayerRope(cos.repeat(1, 2), sin.repeat(1, 2), apply_half)
+        else:
+            both = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
+            shared[id(rotary)] = LayerRope(*both, apply_interleaved)
+    rope = shared[id(rotary)]
+    plain, back = (unrotate(q, rope.steps(p, p + 1)) for q, p in ((first, 0), (turned, far)))
+    tolerance = 1e-4 if hidden.dtype == torch.float32 else 5e-2
+    if not (scale > 0 and (plain - back).abs().max() <= tolerance * scale):
+        raise ValueError(
+            f"{kind}: its query before RoPE cannot be recovered from the one its attention receives; this kind of "
+            "model is not supported"
+        )
+    return rope
+

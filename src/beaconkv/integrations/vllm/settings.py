@@ -1,0 +1,124 @@
+"""What a server is told: a method, its budget and its schedule. No vLLM needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from ...cache import EvictionSchedule
+from ...policies import EvictionPolicy, PolicySpec, parse_policy
+from ...policies.presets import parse_value
+
+WORKER = "beaconkv.integrations.vllm.worker.BoundedWorker"
+"""The value of vLLM's ``--worker-cls`` that asks for a bounded cache."""
+
+PREFIX = "BEACONKV_"
+OTHERS = ("OPS", "CACHE", "DEBUG")
+"""Variables of the same prefix that are no settings of a server."""
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """The settings of a bounded cache in a server; the names are those of :class:`beaconkv.BoundedCache`.
+
+    Attributes:
+        policy: a spec such as "beaconkv" or "rkv:code"; see :func:`beaconkv.parse_policy`.
+        budget: B_max, entries per layer and KV head. May be None where the spec brings its own.
+        budget_min, scope, prefix, protect: see :class:`beaconkv.EvictionSchedule`; what is None is what the spec
+            recommends, or else the schedule's default.
+        prefill_chunk: tokens of a prompt between two evictions at least, wherever vLLM cuts it. None: as many as
+            vLLM takes in one step (``max_num_batched_tokens``).
+
+    Raises:
+        ValueError: settings that cannot work in a server; the message names the offender and the choices.
+    """
+
+    policy: str = "beaconkv"
+    budget: int | None = None
+    budget_min: int | None = None
+    scope: str | None = None
+    prefix: int | str | None = None
+    protect: int | str | None = None
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        policy, schedule = self.method, self.schedule
+        if not policy.evicts:
+            raise ValueError(f"policy {policy.name!r} never evicts: run vLLM without these settings")
+        if policy.observes_entries:
+            raise ValueError(
+                f"policy {policy.name!r} sees the entries at every step, which vLLM's kernels do not show: choose a "
+                "policy that needs queries, keys and positions alone"
+            )
+        if schedule.growth:
+            raise ValueError(f"{self.policy}: growth={schedule.growth} is not possible in vLLM: blocks are bounded")
+        if schedule.prefix == "prompt" and schedule.scope == "total":
+            raise ValueError(
+                'prefix="prompt" is not possible in vLLM, where a long prompt of one request would stop all: '
+                'choose a number, or scope="output"'
+            )
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """The policy and the schedule it recommends."""
+        return parse_policy(self.policy)
+
+    @property
+    def method(self) -> EvictionPolicy:
+        """The policy."""
+        return self.spec.policy
+
+    @cached_property
+    def schedule(self) -> EvictionSchedule:
+        """When a row is evicted, and of how much."""
+        names = ("budget_min", "scope", "prefix", "protect", "prefill_chunk")
+        budget = self.spec.resolve_budget(self.budget)
+        if budget is None and self.method.evicts:
+            raise ValueError(f"policy {self.policy!r} needs a budget")
+        return EvictionSchedule(
+            budget, **self.spec.schedule_arguments(budget, **{name: getattr(self, name) for name in names})
+        )
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> ServingSettings | None:
+        """Settings by name, such as ``{"budget": 2048}``; None if there are none.
+
+        Raises:
+            ValueError: an unknown name, or as the class.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"there is no setting {name!r} of a bounded cache in vLLM; it has {', '.join(known)}")
+        return cls(**given) if given else None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServingSettings | None:
+        """Settings from ``BEACONKV_BUDGET`` and the like; None if there are none.
+
+        Raises:
+            ValueError: as :meth:`from_mapping`.
+        """
+        given = {}
+        for variable, value in environment.items():
+            name = variable.removeprefix(PREFIX)
+            if name != variable and name not in OTHERS and value:
+                given[name.lower()] = value if name in ("POLICY", "SCOPE") else parse_value(value)
+        return cls.from_mapping(given)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that :meth:`from_environment` reads these settings from."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}
+
+    def describe(self) -> str:
+        """One line for people."""
+        s = self.schedule
+        what = "prompt and text" if s.scope == "total" else "text"
+        return (
+            f"{self.policy}, budget {s.budget} ({what}; an eviction leaves {s.budget_min}), "
+            f"first {s.prefix_for(0) if s.scope == 'total' else 'prompt'} and last {s.protect} protected"
+        )

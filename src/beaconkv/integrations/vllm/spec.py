@@ -1,0 +1,177 @@
+"""The scheduler's side: how many blocks a request holds. Importing this makes both classes known to vLLM."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, replace_as
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
+
+from ...cache import EvictionSchedule, Progress, most_slots
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedSpec(FullAttentionSpec):
+    """Full attention over a bounded number of entries.
+
+    Attributes:
+        schedule: of every request.
+        piece: tokens of a prompt between two evictions at least.
+        step_tokens: tokens of a request that may come in one step.
+    """
+
+    schedule: EvictionSchedule | None = None
+    piece: int = 1
+    step_tokens: int = 1
+
+    @property
+    def prefix_cacheable(self) -> bool:
+        """Blocks are rewritten, so none can stand for a prefix."""
+        return False
+
+    def slots(self, tokens: int) -> int:
+        """Slots that so many tokens of one request need at most."""
+        bound = most_slots(self.schedule, self.piece, self.step_tokens)
+        return tokens if bound is None else min(tokens, bound)
+
+    def max_memory_usage_bytes(self, vllm_config: Any) -> int:
+        """Bytes of the blocks that a request of the greatest length needs."""
+        return cdiv(self.slots(vllm_config.model_config.max_model_len), self.block_size) * self.page_size_bytes
+
+    @classmethod
+    def merge(cls, specs: list[BoundedSpec]) -> BoundedSpec:
+        """The spec of a group of layers, which must be alike."""
+        if any(spec != specs[0] for spec in specs):
+            raise ValueError("bounded layers of one group must be alike")
+        return deepcopy(specs[0])
+
+
+def bounded(spec: Any, schedule: EvictionSchedule, piece: int, step_tokens: int) -> Any:
+    """The bounded form of a layer's spec; layers without full attention keep their own."""
+    if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
+        return spec
+    return replace_as(spec, BoundedSpec, schedule=schedule, piece=piece, step_tokens=step_tokens)
+
+
+@dataclass
+class Holding:
+    """What the scheduler knows of one request.
+
+    Attributes:
+        progress: up to the tokens that are scheduled.
+        done: up to the tokens that the worker is through with.
+        prefill: tokens that may come several at a time; the first step after them is a decode step, and so are all
+            that follow. None while it is not known.
+        steps: (tokens after it, slots it needs) of the steps that the worker is not through with.
+    """
+
+    progress: Progress
+    done: Progress
+    prefill: int | None
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class BoundedManager(FullAttentionManager):
+    """Blocks of requests whose number of entries is bounded.
+
+    The worker evicts by count, so what a request holds follows from its prompt and its tokens (:class:`Progress`).
+    Nothing is told from one side to the other.
+    """
+
+    supports_fine_grained_hash_lookup = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held: dict[str, Holding] = {}
+        self._lengths: dict[str, int] = {}  # tokens of a request when it was admitted
+        self._wanted: dict[str, tuple[int, int]] = {}  # (tokens, slots) asked for last
+
+    def _slots(self, request_id: str, num_tokens: int, computed: int) -> int:
+        """Slots that the step from ``computed`` to ``num_tokens`` tokens needs."""
+        held = self._held.get(request_id)
+        if held is None:
+            return self.kv_cache_spec.slots(num_tokens)
+        if computed > held.progress.seen:
+            held.progress.advance(computed - held.progress.seen)
+        return held.progress.settled + num_tokens - computed
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Sequence,
+        total_computed_tokens: int,
+        *args: Any,
+        apply_admission_cap: bool = False,
+        **kwargs: Any,
+    ) -> int:
+        if apply_admission_cap:
+            self._lengths[request_id] = num_tokens
+            slots = self.kv_cache_spec.slots(num_tokens)
+        else:
+            slots = self._slots(request_id, num_tokens, total_computed_tokens)
+            self._wanted[request_id] = num_tokens, slots
+        return super().get_num_blocks_to_allocate(
+            request_id, slots, new_computed_blocks, total_computed_tokens, *args, **kwargs
+        )
+
+    def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list:
+        asked, slots = self._wanted.get(request_id, (None, None))
+        if asked != num_tokens:
+            raise RuntimeError(f"request {request_id}: blocks for {num_tokens} tokens, but {asked} were asked for")
+        if (held := self._held.get(request_id)) is not None:
+            held.steps.append((num_tokens, slots))
+        return super().allocate_new_blocks(request_id, slots, slots)
+
+    def remove_skipped_blocks(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Give back what a long prompt took, once the worker has evicted its last piece."""
+        held = self._held.get(request_id)
+        if held is None:
+            if num_prompt_tokens is None or processed_computed_tokens:
+                return
+            spec = self.kv_cache_spec
+            progress, done = (Progress(spec.schedule, num_prompt_tokens, spec.piece) for _ in range(2))
+            held = self._held[request_id] = Holding(progress, done, self._lengths.pop(request_id, None))
+        if processed_computed_tokens > held.done.seen:
+            held.done.advance(processed_computed_tokens - held.done.seen)
+        while held.steps and held.steps[0][0] <= processed_computed_tokens:
+            held.steps.popleft()
+        if held.prefill is None or processed_computed_tokens <= held.prefill:
+            return  # more than one token may come at a time; and blocks are only ever added at the end
+        blocks = self.req_to_blocks.get(request_id)
+        needed = max([held.done.stored, self._decode_slots(held), *(slots for _, slots in held.steps)])
+        keep = cdiv(needed, self.block_size)
+        if blocks and len(blocks) > keep:
+            surplus = blocks[keep:]
+            del blocks[keep:]
+            self.block_pool.free_blocks(reversed(surplus))
+
+    def _decode_slots(self, held: Holding) -> int:
+        """Slots that the request will come to need while it decodes: a table that was cut never grows again."""
+        return self.kv_cache_spec.schedule.full_at(held.progress.prompt)
+
+    def pop_blocks_for_free(self, request_id: str) -> list:
+        """The request is over, or begins anew."""
+        for table in (self._held, self._lengths, self._wanted):
+            table.pop(request_id, None)
+        return super().pop_blocks_for_free(request_id)
+
+    def cache_blocks(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: no block stands for a prefix."""
+
+    @classmethod
+    def find_longest_cache_hit(cls, block_hashes: Any, max_length: int, kv_cache_group_ids: list[int], *args, **kwargs):
+        """None, ever."""
+        return tuple([] for _ in kv_cache_group_ids), 0
+
+
+KVCacheSpecRegistry._ensure_registered()  # else vLLM, finding ours there, would never add its own
+KVCacheSpecRegistry.register(BoundedSpec, BoundedManager, BoundedSpec)

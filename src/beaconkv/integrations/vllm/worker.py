@@ -1,0 +1,163 @@
+"""The worker that asks for a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
+
+vLLM tells its worker everything that the attention layers are not told: which requests a step is for, how long their
+prompts are, when they end; and the worker has the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import get_layers_from_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
+from vllm.platforms import current_platform
+
+from ...cache import state_bytes
+from ...types import AttentionParams
+from .backend import BoundedImpl
+from .ledger import Ledger
+from .metrics import Reporter
+from .registration import BACKENDS, register_backends
+from .requests import WINDOW, BoundedAttention
+from .rotary import LayerRope, attention_parents, layer_rope
+from .spec import BoundedSpec, bounded
+from .statistics import RequestStats
+from .support import require_supported_config, settings_of
+
+if current_platform.is_cpu():
+    from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+else:
+    from vllm.v1.worker.gpu_worker import Worker
+
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is logged below its own name
+
+
+class BoundedWorker(Worker):
+    """vLLM's worker of this platform; with settings of a bounded cache, its full-attention layers are bounded."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        self.bounded_settings = settings_of(vllm_config)
+        self.ledger: Ledger | None = None
+        if self.bounded_settings is not None:
+            require_supported_config(vllm_config, self.bounded_settings)
+            register_backends()
+        super().__init__(vllm_config, *args, **kwargs)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        if self.bounded_settings is None:
+            return
+        self.ledger = Ledger(self.bounded_settings, lambda: self.model_runner)
+        self.reporter = Reporter(self.ledger, self.vllm_config.parallel_config.tensor_parallel_size, self.rank)
+        layers = {
+            name: layer
+            for name, layer in get_layers_from_vllm_config(self.vllm_config, Attention).items()
+            if name in self._bounded_specs()
+        }
+        self._bind(layers)
+        logger.info("Bounded cache in %d layers: %s", len(layers), self.bounded_settings.describe())
+
+    def _bind(self, layers: dict[str, nn.Module]) -> None:
+        """Tell each attention layer what its model knows."""
+        parents = attention_parents(self.model_runner.get_model(), layers)
+        ropes: dict[int, LayerRope] = {}
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, self.model_config.get_hidden_size(), generator=generator)
+        hidden = hidden.to(self.device, self.model_config.dtype)
+        for name, layer in layers.items():
+            impl = layer.impl
+            if not isinstance(impl, BoundedImpl):
+                raise ValueError(
+                    f"attention backend {layer.attn_backend.get_name()} cannot be bounded: choose one of "
+                    f"{', '.join(BACKENDS)} by --attention-backend"
+                )
+            rope = layer_rope(name, parents[name], self._query_at, hidden, ropes)
+            sinks = getattr(impl, "sinks", None)
+            params = AttentionParams(impl.scale, impl.logits_soft_cap or None, None if sinks is None else sinks.float())
+            sizes = layer.num_heads, layer.num_kv_heads, layer.head_size
+            impl.bounded = BoundedAttention(name, *sizes, rope, params, lambda layer=layer: layer.kv_cache)
+            impl.ledger = self.ledger
+
+    @torch.inference_mode()
+    def _query_at(self, parent: nn.Module, position: int, hidden: Tensor) -> Tensor:
+        """The query (1, H, D) of one hidden state at a position, as it reaches the attention inside ``parent``."""
+        impls = [child.impl for child in parent.children() if isinstance(child, Attention)]
+        probe: list[Tensor] = []
+        for impl in impls:
+            impl.probe = probe
+        try:
+            with set_forward_context(None, self.vllm_config, num_tokens=1, slot_mapping={}):
+                parent(positions=torch.full((1,), position, device=hidden.device), hidden_states=hidden)
+        finally:
+            for impl in impls:
+                impl.probe = None
+        if len(probe) != 1:
+            raise ValueError(f"{type(parent).__name__} attends {len(probe)} times: cannot be bounded")
+        return probe[0].view(1, impls[0].num_heads, -1)
+
+    def _bounded_specs(self) -> dict[str, BoundedSpec]:
+        return {name: spec for name, spec in self.get_kv_cache_spec().items() if isinstance(spec, BoundedSpec)}
+
+    def get_kv_cache_spec(self) -> dict[str, Any]:
+        specs = super().get_kv_cache_spec()
+        if self.bounded_settings is None:
+            return specs
+        schedule, tokens = self.bounded_settings.schedule, self.vllm_config.scheduler_config.max_num_batched_tokens
+        piece = schedule.prefill_chunk or tokens
+        own = {name: bounded(spec, schedule, piece, tokens) for name, spec in specs.items()}
+        if not any(isinstance(spec, BoundedSpec) for spec in own.values()):
+            kinds = ", ".join(sorted({type(spec).__name__ for spec in specs.values()}))
+            raise ValueError(f"this model has no full-attention layer to bound, only {kinds}")
+        return own
+
+    def determine_available_memory(self) -> int:
+        """Bytes for blocks: what vLLM finds, less what the policies will remember of ``max_num_seqs`` requests."""
+        available = super().determine_available_memory()
+        if self.bounded_settings is None or current_platform.is_cpu():
+            return available  # on a CPU this is what the user gave to blocks
+        reserve = self.state_bytes_per_request() * self.vllm_config.scheduler_config.max_num_seqs
+        if reserve >= available:
+            raise ValueError(
+                f"{self.bounded_settings.policy} remembers {reserve / 2**30:.1f} GiB of "
+                f"{self.vllm_config.scheduler_config.max_num_seqs} requests, and {available / 2**30:.1f} GiB are left: "
+                "choose a smaller --max-num-seqs"
+            )
+        return available - reserve
+
+    def state_bytes_per_request(self) -> int:
+        """Bytes beside the blocks of one request on this rank: positions, window and the policy's state, measured."""
+        layers = [layer.impl.bounded for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values()]
+        settings, dtype = self.bounded_settings, self.model_config.dtype
+        budget, total = settings.schedule.budget, 0
+        for layer in layers:
+            if layer is not None:
+                total += state_bytes(settings.method, budget, layer.heads, layer.head_dim, dtype)
+                total += WINDOW * layer.heads * layer.head_dim * dtype.itemsize + 4 * layer.kv_heads * budget
+        return total
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if self.ledger is None:
+            return super().execute_model(scheduler_output)
+        self.ledger.begin_step(scheduler_output)
+        try:
+            return super().execute_model(scheduler_output)
+        finally:
+            self.ledger.end_step()
+            self.reporter.report()
+
+    def bounded_stats(self) -> dict[str, Any]:
+        """Counted so far: ``llm.collective_rpc("bounded_stats")``.
+
+        Returns:
+            :class:`ServerStats` as a dict; "state_bytes", what is remembered beside the blocks on this rank; and under
+            "finished" a :class:`RequestStats` of each request that ended since the last call.
+        """
+        if self.ledger is None:
+            raise RuntimeError("this worker has no bounded cache: no settings were given")
+        finished: list[RequestStats] = self.ledger.take_finished()
+        now = {"state_bytes": self.ledger.state_bytes(), "finished": [stats.to_dict() for stats in finished]}
+        return self.ledger.stats().to_dict() | now
