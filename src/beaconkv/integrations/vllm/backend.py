@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
@@ -221,10 +222,13 @@ class BoundedBuilder:
 
     def _slots(self, blocks: Tensor, places: list[tuple[int, int, int]]) -> Tensor:
         """(tokens,) the slots of all new entries. places: row of the block table, first entry, number of entries."""
-        rows, firsts, numbers = torch.tensor(places, dtype=torch.int64).unbind(1)
-        begin = numbers.cumsum(0) - numbers
-        entry = torch.arange(int(numbers.sum())) + (firsts - begin).repeat_interleave(numbers)
-        row, entry = torch.stack([rows.repeat_interleave(numbers), entry]).to(blocks.device, non_blocking=True)
+        rows, firsts, numbers = np.array(places).T
+        entry = firsts
+        if numbers.max() > 1:
+            begin = numbers.cumsum() - numbers
+            entry = np.arange(numbers.sum()) + np.repeat(firsts - begin, numbers)
+            rows = np.repeat(rows, numbers)
+        row, entry = torch.from_numpy(np.stack([rows, entry])).to(blocks.device, non_blocking=True)
         return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
 
     def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:

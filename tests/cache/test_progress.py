@@ -1,0 +1,66 @@
+"""Counting alone tells what a layer does, and does not depend on how tokens are dealt out."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beaconkv import EvictionSchedule, make_policy, ops
+from beaconkv.cache import BoundedLayer, Progress, most_slots
+from beaconkv.types import AttentionParams, Rope
+
+
+@st.composite
+def schedules(draw):
+    prefix, protect = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    budget = draw(st.integers(prefix + protect + 2, 24))
+    budget_min = draw(st.integers(max(1, prefix + protect), budget - 1))
+    scope, growth = draw(st.sampled_from(["total", "output"])), draw(st.sampled_from([0, 0, 2]))
+    return EvictionSchedule(budget, budget_min, scope, prefix, protect, growth=growth)
+
+
+def feed(layer, tokens):
+    keys = torch.randn(1, 1, tokens, 2)
+    still = Rope(torch.ones(1, tokens, 2), torch.zeros(1, tokens, 2), ops.apply_half)
+    layer.append(keys, keys)
+    layer.observe(torch.randn(1, 1, tokens, 2), still, AttentionParams(1.0))
+
+
+@given(schedules(), st.integers(1, 40), st.integers(1, 12), st.integers(0, 40))
+def test_as_a_layer_does(schedule, prompt, piece, steps):
+    layer, progress = BoundedLayer(make_policy("streaming_llm"), schedule), Progress(schedule, prompt, piece)
+    layer.open(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), [prompt])
+    for tokens in [min(piece, prompt - start) for start in range(0, prompt, piece)] + [1] * steps:
+        feed(layer, tokens)
+        runs = progress.advance(tokens)
+        assert len(runs) == 1
+        evictions = progress.evictions + (progress.due is not None)
+        assert (layer.slab.lengths, layer.slab.num_seen, layer.num_evictions) == (
+            [progress.settled],
+            [progress.seen],
+            [evictions],
+        )
+
+
+@given(schedules(), st.integers(1, 40), st.integers(1, 12), st.lists(st.integers(1, 30), max_size=12))
+def test_however_tokens_are_dealt_out(schedule, prompt, piece, deals):
+    whole, dealt = (Progress(schedule, prompt, piece) for _ in range(2))
+    expected, runs, bound = whole.advance(sum(deals)), [], most_slots(schedule, piece, max(deals, default=1))
+    for tokens in deals:
+        assert bound is None or dealt.settled + tokens <= bound
+        runs += dealt.advance(tokens)
+    assert vars(dealt) == vars(whole)
+    assert [run.start for run in runs] == [0, *(run.stop for run in runs)][: len(runs)]
+    assert {run.stop: run.keep for run in expected if run.keep is not None} == {
+        run.stop: run.keep for run in runs if run.keep is not None
+    }
+    for run in runs:
+        assert run.left is not None or run.keep is None
+        assert (run.keep is not None) == (run.left is not None and run.left <= 0)
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 60))
+def test_without_a_budget_nothing_is_ever_due(prompt, piece, steps):
+    progress = Progress(EvictionSchedule(None), prompt, piece)
+    runs = progress.advance(prompt + steps)
+    assert (progress.stored, progress.due, progress.evictions) == (prompt + steps, None, 0)
+    assert all(run.keep is None for run in runs)
