@@ -16,6 +16,7 @@ from .plan import plan
 from .policies import policies
 from .replay import replay
 from .report import report
+from .serve import serve
 from .trace import app as trace
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 for command in (generate, policies, plan, demo, compare, fidelity, figure, replay, report):
     app.command()(command)
 app.command("eval")(evaluate)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 app.add_typer(trace, name="trace")
 
 

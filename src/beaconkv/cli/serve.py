@@ -1,0 +1,77 @@
+"""``beaconkv serve``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from tempfile import TemporaryDirectory
+
+import typer
+
+from ..integrations.vllm import WORKER, ServingSettings
+from ..models.load import resolve
+from ..policies import parse_policy
+from .common import messages, parse_count, report
+
+SERVER = "vllm.entrypoints.openai.api_server"
+METRICS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def serve(
+    context: typer.Context,
+    model: str = typer.Argument(help="Bundled name, local folder or hub name."),
+    policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
+    budget: int | None = typer.Option(None, help="B_max, entries per layer and KV head. Default: 2048."),
+    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
+    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
+    prefix: str | None = typer.Option(None, help="First entries never evicted."),
+    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
+    prefill_chunk: int | None = typer.Option(None, help="Tokens of a prompt between two evictions at least."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    show: bool = typer.Option(False, "--show", help="Show the command and its environment, and start nothing."),
+) -> None:
+    """Start vLLM's OpenAI server with a bounded cache. What is not named here is passed on to vLLM."""
+    spec = ":".join([policy, *settings])
+    if budget is None and parse_policy(spec).resolve_budget() is None:
+        budget = 2048
+    ends = {"prefix": prefix, "protect": protect}
+    chosen = ServingSettings(
+        spec,
+        budget,
+        budget_min,
+        scope,
+        **{name: None if end is None else parse_count(end) for name, end in ends.items()},
+        prefill_chunk=prefill_chunk,
+    )
+    for option in ("--worker-cls", "--model"):
+        if any(argument.split("=")[0] == option for argument in context.args):
+            raise ValueError(f"{option} is set by beaconkv serve: leave it out")
+    place, _ = resolve(model, report)
+    options = ["--model", place, "--served-model-name", model, "--worker-cls", WORKER, "--no-enable-prefix-caching"]
+    command = [sys.executable, "-m", SERVER, *options, *context.args]
+    variables = chosen.to_environment()
+    if show:
+        print(" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command))
+        return
+    if importlib.util.find_spec("vllm") is None:
+        raise ImportError("vLLM is not installed here: docs/serving.md says which release goes with beaconkv")
+    messages.print(f"bounded cache: {chosen.describe()}")
+    for name, value in variables.items():
+        messages.print(f"[dim]{name}={value}[/dim]")
+    messages.print(f"[dim]{shlex.join(command)}[/dim]", soft_wrap=True)
+    with TemporaryDirectory(prefix="beaconkv-metrics-") as folder:
+        environment = {METRICS: folder, **os.environ, **variables}
+        sys.exit(_run(command, environment))
+
+
+def _run(command: list[str], environment: dict[str, str]) -> int:
+    """Run the server; who stops this process stops the server."""
+    process = subprocess.Popen(command, env=environment)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, frame: process.send_signal(received))
+    code = process.wait()
+    return 128 - code if code < 0 else code
