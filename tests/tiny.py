@@ -68,12 +68,12 @@ def kernels(family: str) -> list[str]:
 
 
 @cache
-def _build(family: str, kernel: str, dtype: torch.dtype):
+def _build(family: str, kernel: str, dtype: torch.dtype, shape: tuple = ()):
     name, extra = _FAMILIES[family]
     config_class = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(1)
-    config = config_class(**{**_COMMON, **extra}, attn_implementation=kernel)
+    config = config_class(**{**_COMMON, **extra, **dict(shape)}, attn_implementation=kernel)
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,9 +86,9 @@ def _build(family: str, kernel: str, dtype: torch.dtype):
     return model.to(dtype)
 
 
-def tiny(family: str = "llama", kernel: str | None = None, dtype: torch.dtype = torch.float32):
-    """A random model, the same weights at every call. Shared: tests must leave it clean."""
-    return _build(family, kernel or kernels(family)[0], dtype)
+def tiny(family: str = "llama", kernel: str | None = None, dtype: torch.dtype = torch.float32, **shape):
+    """A random model, the same weights at every call. Shared: tests must leave it clean. ``shape``: of its config."""
+    return _build(family, kernel or kernels(family)[0], dtype, tuple(shape.items()))
 
 
 def prompt(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:

@@ -71,7 +71,12 @@ def transformers_tokens(model, prompts, lengths, **settings):
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=length, pad_token_id=0, **cache
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=length,
+                pad_token_id=0,
+                **cache,
             )
         tokens.append(out[0, len(prompt) :].tolist())
     return tokens, events

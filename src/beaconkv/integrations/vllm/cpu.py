@@ -37,7 +37,8 @@ class BoundedCPUBuilder(BoundedBuilder, CPUAttentionMetadataBuilder):
             if not is_readable(PLAIN, spec):
                 raise ValueError(
                     f"vLLM's CPU kernels lay out {spec.dtype} keys of {spec.head_size} dimensions in blocks of "
-                    f"{spec.block_size} in a way that is not known: choose a --block-size that 32 divides"
+                    f"{spec.block_size} in a way that is not known, or not at all: choose a --block-size that 32 "
+                    "divides, and a model whose heads vLLM supports"
                 )
         return half_by_half
 

@@ -99,4 +99,3 @@ def layer_rope(
             "model is not supported"
         )
     return rope
-

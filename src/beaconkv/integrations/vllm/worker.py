@@ -58,6 +58,8 @@ class BoundedWorker(Worker):
             for name, layer in get_layers_from_vllm_config(self.vllm_config, Attention).items()
             if name in self._bounded_specs()
         }
+        for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values():
+            layer.impl.ledger = self.ledger  # those that are not bounded too: they are in good hands
         self._bind(layers)
         logger.info("Bounded cache in %d layers: %s", len(layers), self.bounded_settings.describe())
 
@@ -80,7 +82,10 @@ class BoundedWorker(Worker):
             params = AttentionParams(impl.scale, impl.logits_soft_cap or None, None if sinks is None else sinks.float())
             sizes = layer.num_heads, layer.num_kv_heads, layer.head_size
             impl.bounded = BoundedAttention(name, *sizes, rope, params, lambda layer=layer: layer.kv_cache)
-            impl.ledger = self.ledger
+            if len(rope.cos) < self.model_config.max_model_len:
+                raise ValueError(
+                    f"{name} has a rotation for {len(rope.cos)} positions: choose a --max-model-len of no more"
+                )
 
     @torch.inference_mode()
     def _query_at(self, parent: nn.Module, position: int, hidden: Tensor) -> Tensor:
