@@ -13,9 +13,19 @@ SHAPE = dict(head_dim=32, hidden_size=128, num_attention_heads=4, num_key_value_
 
 
 @pytest.mark.parametrize(
-    "family", ["llama3-rope", "qwen2", "qwen3-yarn", "mistral", "phi3", "gemma3", "gpt-oss", "glm4", "qwen3-moe"]
+    ("family", "policy"),
+    [
+        ("llama3-rope", "beaconkv"),
+        ("qwen2", "rkv"),
+        ("qwen3-yarn", "beaconkv"),
+        ("mistral", "snapkv"),
+        ("phi3", "beaconkv"),
+        ("gemma3", "beaconkv"),
+        ("gpt-oss", "rpc"),
+        ("glm4", "beaconkv"),
+        ("qwen3-moe", "tova"),
+    ],
 )
-@pytest.mark.parametrize("policy", ["beaconkv", "rkv"])
 def test_tokens_equal_those_in_transformers(tmp_path, family, policy):
     model = tiny.tiny(family, **SHAPE)
     model.save_pretrained(tmp_path / "model")
@@ -25,7 +35,7 @@ def test_tokens_equal_those_in_transformers(tmp_path, family, policy):
     result = run_engine(tmp_path, settings, [asked(prompts, lengths)], model=str(tmp_path / "model"), max_model_len=256)
     tokens, events = transformers_tokens(model, prompts, lengths, **settings)
     assert first_of(result["rounds"][0]) == tokens
-    assert len(set(tokens[0])) > 5
+    assert len(set(tokens[0])) > 3
     assert {layer for _, layer, _, _ in result["events"]} == {layer for _, layer, _, _ in events}
     assert result["blocks_free"] == result["blocks_at_all"]
 

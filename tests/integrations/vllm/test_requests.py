@@ -114,10 +114,10 @@ class Server:
 
 
 def same(one, other):
-    for (p, k, v), (q, l, w) in zip(one, other, strict=True):
+    for (p, *mine), (q, *theirs) in zip(one, other, strict=True):
         by_time, others = p.argsort(-1), q.argsort(-1)
         assert torch.equal(p.gather(1, by_time), q.gather(1, others))
-        for a, b in ((k, l), (v, w)):
+        for a, b in zip(mine, theirs, strict=True):
             index, other_index = (order.unsqueeze(-1).expand(-1, -1, DIM) for order in (by_time, others))
             assert torch.equal(a.gather(1, index), b.gather(1, other_index))
 
