@@ -1,4 +1,6 @@
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from beaconkv import ops
 from beaconkv.policies.query_buffer import QueryBuffer
@@ -41,6 +43,34 @@ def test_beacons_are_real_past_queries_and_recents_the_last_ones():
     assert beacons.shape == (1, 2, 6, 4)
     for head in range(2):
         assert (distance(beacons[0, head], stream[0, head, :86]).amin(-1) < 1e-5).all()
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(1, 40), st.data())
+def test_steps_at_once_are_steps_one_by_one(n_recent, n_beacon, until_full, data):
+    """Evictions between them included; the rotation is part of what is remembered."""
+    deals = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+    at_once, one_by_one = (QueryBuffer(1, n_recent, n_beacon, 512) for _ in range(2))
+    prompt, angle, left = torch.randn(1, 2, 9, 4), torch.rand(1, 9 + sum(deals), 4), until_full
+    rope = Rope(angle.cos(), angle.sin(), ops.apply_half)
+    for buffer in (at_once, one_by_one):
+        buffer.observe(prompt, rope.steps(0, 9), [until_full], EVERYONE, None)
+    start = 9
+    for count in deals:
+        count = min(count, left)
+        queries, own = torch.randn(1, 2, count, 4), rope.steps(start, start + count)
+        lefts = list(range(left - 1, left - 1 - count, -1))
+        at_once.observe_steps(queries, own, lefts, EVERYONE)
+        for step, now in enumerate(lefts):
+            one_by_one.observe(queries[:, :, step : step + 1], own.steps(step, step + 1), [now], EVERYONE, None)
+        start, left = start + count, left - count
+        if left == 0:
+            for buffer in (at_once, one_by_one):
+                buffer.evicted(torch.zeros(1, 1, 1, dtype=torch.int64), EVERYONE)
+            left = until_full
+        for name in ("next", "num_recent", "num_fresh", "num_history"):
+            assert getattr(at_once, name) == getattr(one_by_one, name)
+        pairs = [(b.recent, b.rope.cos, b.rope.sin, b.beacons(EVERYONE)) for b in (at_once, one_by_one)]
+        assert all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
 
 
 def test_a_rare_direction_is_remembered():

@@ -64,6 +64,40 @@ class QueryBuffer(LayerState):
         if self.n_beacon:
             self._reduce_if_due(until_full, rows)
 
+    def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
+        if type(self).observe is not QueryBuffer.observe:
+            super().observe_steps(
+                queries, rope, until_full, rows
+            )  # a subclass does something else at each
+            return
+        if self.recent is None:
+            self._allocate(queries, rope)
+        start, steps = 0, len(until_full)
+        while start < steps:  # as many steps at once as come before the history is touched
+            fresh, history, count = self.num_fresh[0], self.num_history[0], 1
+            while (
+                start + count < steps
+                and count < self.n_recent
+                and self._due(fresh + count, history, until_full[start + count - 1]) is None
+            ):
+                count += 1
+            self._append_steps(queries[:, :, start : start + count], rope.steps(start, start + count))
+            start += count
+            if self.n_beacon:
+                self._reduce_if_due([until_full[start - 1]] * len(rows), rows)
+
+    def _append_steps(self, queries: Tensor, rope: Rope) -> None:
+        """At most n_recent tokens in every row: write the ring from where it stands, and from its beginning."""
+        count = queries.shape[2]
+        first = min(count, self.n_recent - self.next)
+        for ring, new, dim in ((self.recent, queries, 2), (self.rope.cos, rope.cos, 1), (self.rope.sin, rope.sin, 1)):
+            ring.narrow(dim, self.next, first).copy_(new.narrow(dim, 0, first))
+            if count > first:
+                ring.narrow(dim, 0, count - first).copy_(new.narrow(dim, first, count - first))
+        self.next = (self.next + count) % self.n_recent
+        self.num_recent = [min(n + count, self.n_recent) for n in self.num_recent]
+        self.num_fresh = [n + count for n in self.num_fresh]
+
     def _allocate(self, queries: Tensor, rope: Rope) -> None:
         batch, (_, heads, _, dim) = len(self.num_recent), queries.shape
         self.recent = lasting_zeros(queries, batch, heads, self.n_recent, dim)
@@ -118,14 +152,21 @@ class QueryBuffer(LayerState):
         due: list = [None] * len(self.num_fresh)
         for row, left in zip(rows.numbers, until_full, strict=True):
             fresh, history = self.num_fresh[row], self.num_history[row]
-            if left == self.n_recent and fresh:
-                due[row] = (fresh, history, True)
-            elif left > 0 and (fresh == self.n_recent or fresh + history >= self.n_beacon + self.n_recent):
-                due[row] = (fresh, history, False)
+            if (reduce := self._due(fresh, history, left)) is not None:
+                due[row] = (fresh, history, reduce)
         if any(due):
             for key, group in group_rows(due, self.recent.device):
                 if key is not None:
                     self._join_fresh(group, reduce=key[2])
+
+    def _due(self, fresh: int, history: int, left: int) -> bool | None:
+        """Whether fresh queries join the history now, reduced or not; None: they stay fresh."""
+        if not self.n_beacon:
+            return None
+        if left == self.n_recent and fresh:
+            return True
+        is_full = fresh == self.n_recent or fresh + history >= self.n_beacon + self.n_recent
+        return False if left > 0 and is_full else None
 
     def evicted(self, source: Tensor, rows: Rows) -> None:
         if self.n_beacon:
