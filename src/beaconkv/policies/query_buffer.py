@@ -66,9 +66,7 @@ class QueryBuffer(LayerState):
 
     def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
         if type(self).observe is not QueryBuffer.observe:
-            super().observe_steps(
-                queries, rope, until_full, rows
-            )  # a subclass does something else at each
+            super().observe_steps(queries, rope, until_full, rows)  # a subclass does something else at each
             return
         if self.recent is None:
             self._allocate(queries, rope)

@@ -50,3 +50,10 @@ def test_positions_without_a_rotation_are_refused(tmp_path):
     tiny.tiny("qwen3-yarn", **SHAPE).save_pretrained(tmp_path / "model")
     refusal = run_engine(tmp_path, dict(budget=96), [], fails=True, model=str(tmp_path / "model"))
     assert "has a rotation for 256 positions: choose a --max-model-len of no more" in refusal
+
+
+def test_layers_of_several_kinds_stay_apart(tmp_path):
+    tiny.tiny("gemma3", **SHAPE).save_pretrained(tmp_path / "model")
+    engine = dict(model=str(tmp_path / "model"), disable_hybrid_kv_cache_manager=True)
+    refusal = run_engine(tmp_path, dict(budget=96), [], fails=True, **engine)
+    assert "start vLLM without --disable-hybrid-kv-cache-manager" in refusal

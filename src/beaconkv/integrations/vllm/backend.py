@@ -23,11 +23,17 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 
 from ...cache import Run
+from ...types import device_index
 from .entries import Views, slots_of
 from .ledger import Ledger
 from .requests import BoundedAttention, LayerGroup, RequestCache, is_step
 from .spec import BoundedSpec
 from .support import require_our_worker, settings_of
+
+
+def staged(tensor: Tensor) -> Tensor:
+    """A tensor of the host whose copy to a GPU is queued; from ordinary memory it might wait."""
+    return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,7 @@ class BoundedBuilder:
             spec.piece,
             [impl.bounded for impl in impls],
             self.views(spec),
-            scheduler.max_num_seqs,
+            max(scheduler.max_num_seqs, scheduler.max_num_active_seqs or 0),
             vllm_config.model_config.dtype,
             device,
         )
@@ -213,9 +219,8 @@ class BoundedBuilder:
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
         metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
         if stretches:
-            where = torch.tensor(tokens, dtype=torch.int64).to(self.device)
-            at = [torch.tensor(numbers, dtype=torch.int64).to(self.device) for numbers in (rows, columns)]
-            metadata.bounded = StepPlan(self.group, where, *at, stretches)
+            indices = [device_index(numbers, self.device) for numbers in (tokens, rows, columns)]
+            metadata.bounded = StepPlan(self.group, *indices, stretches)
         else:
             metadata.bounded = self._plan_steps(rows, columns, count)
         return metadata
@@ -228,7 +233,7 @@ class BoundedBuilder:
             begin = numbers.cumsum() - numbers
             entry = np.arange(numbers.sum()) + np.repeat(firsts - begin, numbers)
             rows = np.repeat(rows, numbers)
-        row, entry = torch.from_numpy(np.stack([rows, entry])).to(blocks.device, non_blocking=True)
+        row, entry = staged(torch.from_numpy(np.stack([rows, entry]))).to(blocks.device, non_blocking=True)
         return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
 
     def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
@@ -236,7 +241,7 @@ class BoundedBuilder:
         lengths = lengths + [0] * (common.num_reqs - len(lengths))
         on_host = torch.tensor(lengths, dtype=torch.int32)
         told = self._lengths[: len(lengths)]
-        told.copy_(on_host, non_blocking=True)
+        told.copy_(staged(on_host), non_blocking=True)
         return replace(
             common,
             seq_lens=told,
@@ -249,7 +254,7 @@ class BoundedBuilder:
         """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
         spare = count - len(rows)
         for buffer, numbers, rest in ((self._rows, rows, self.group.spare_row), (self._columns, columns, 0)):
-            buffer[:count].copy_(torch.tensor(numbers + [rest] * spare, dtype=torch.int64), non_blocking=True)
+            buffer[:count].copy_(staged(torch.tensor(numbers + [rest] * spare)), non_blocking=True)
         return StepPlan(self.group, None, self._rows[:count], self._columns[:count], [])
 
     def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:

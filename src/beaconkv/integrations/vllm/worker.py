@@ -117,6 +117,11 @@ class BoundedWorker(Worker):
         if not any(isinstance(spec, BoundedSpec) for spec in own.values()):
             kinds = ", ".join(sorted({type(spec).__name__ for spec in specs.values()}))
             raise ValueError(f"this model has no full-attention layer to bound, only {kinds}")
+        if len({type(spec) for spec in own.values()}) > 1 and self.scheduler_config.disable_hybrid_kv_cache_manager:
+            raise ValueError(
+                "this model has layers of several kinds, which a bounded cache keeps apart: start vLLM without "
+                "--disable-hybrid-kv-cache-manager"
+            )
         return own
 
     def determine_available_memory(self) -> int:
