@@ -47,11 +47,16 @@ def serve(
         **{name: None if end is None else parse_count(end) for name, end in ends.items()},
         prefill_chunk=prefill_chunk,
     )
-    for option in ("--worker-cls", "--model"):
-        if any(argument.split("=")[0] == option for argument in context.args):
+    given = [argument.split("=")[0].replace("_", "-") for argument in context.args]
+    for option, argument in zip(given, context.args, strict=True):
+        if option in ("--worker-cls", "--model"):
             raise ValueError(f"{option} is set by beaconkv serve: leave it out")
+        if '"beaconkv"' in argument or option.startswith("--additional-config.beaconkv"):
+            raise ValueError(f"settings of the bounded cache are options of beaconkv serve: leave out {argument}")
     place, _ = resolve(model, report)
-    options = ["--model", place, "--served-model-name", model, "--worker-cls", WORKER, "--no-enable-prefix-caching"]
+    options = ["--model", place, "--worker-cls", WORKER, "--no-enable-prefix-caching"]
+    if "--served-model-name" not in given:
+        options += ["--served-model-name", model]
     command = [sys.executable, "-m", SERVER, *options, *context.args]
     variables = chosen.to_environment()
     if show:
@@ -64,7 +69,7 @@ def serve(
         messages.print(f"[dim]{name}={value}[/dim]")
     messages.print(f"[dim]{shlex.join(command)}[/dim]", soft_wrap=True)
     with TemporaryDirectory(prefix="beaconkv-metrics-") as folder:
-        environment = {METRICS: folder, **os.environ, **variables}
+        environment = {METRICS: folder, **ServingSettings.without(os.environ), **variables}
         sys.exit(_run(command, environment))
 
 

@@ -1,10 +1,13 @@
 """Engines of vLLM, with the real model of this package: what is written, what is kept, which blocks are held."""
 
+import subprocess
+import sys
+
 import pytest
 
 from beaconkv.models import load
 
-from .engine import needs_vllm, problems, run_engine, transformers_tokens
+from .engine import needs_vllm, problems, reasoner, run_engine, transformers_tokens
 
 pytestmark = needs_vllm
 
@@ -134,3 +137,28 @@ def test_settings_of_the_environment(tmp_path):
     assert by_environment["rounds"] == by_config["rounds"]
     refusal = run_engine(tmp_path, None, job, fails=True, environment=environment)
     assert "--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker" in refusal
+
+
+SEVERAL = """
+import os, sys
+os.environ.update(HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1")
+from vllm import LLM, SamplingParams
+from beaconkv.integrations.vllm import WORKER
+sampling = SamplingParams(max_tokens=150, ignore_eos=True, detokenize=False)
+for more in ({}, dict(worker_cls=WORKER, additional_config={"beaconkv": {"budget": 96}}), {}):
+    llm = LLM(sys.argv[1], dtype="float32", max_model_len=512, block_size=32, enforce_eager=True,
+              enable_prefix_caching=False, skip_tokenizer_init=True, **more)
+    out = llm.generate([{"prompt_token_ids": [5] * 40}], sampling)
+    print("tokens", len(out[0].outputs[0].token_ids))
+    if more:
+        print("evictions", llm.collective_rpc("bounded_stats")[0]["evictions"])
+    del llm
+"""
+
+
+def test_engines_one_after_another_in_one_process():
+    """vLLM remembers which backend it chose; a bounded engine after one of its own finds the right one."""
+    done = subprocess.run([sys.executable, "-c", SEVERAL, reasoner()], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line for line in done.stdout.splitlines() if line.split()[:1] in (["tokens"], ["evictions"])]
+    assert said == ["tokens 150", "tokens 150", "evictions 8", "tokens 150"]

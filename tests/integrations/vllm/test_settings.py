@@ -52,7 +52,12 @@ def test_environment_and_back():
     assert ServingSettings.from_environment({**environment, "PATH": "/bin", "BEACONKV_OPS": "fused"}) == settings
     assert ServingSettings.from_environment({"BEACONKV_OPS": "fused", "BEACONKV_BUDGET": ""}) is None
     with pytest.raises(ValueError, match="no setting 'bugdet'"):
-        ServingSettings.from_environment({"BEACONKV_BUGDET": "64"})
+        ServingSettings.from_environment({"BEACONKV_BUGDET": "64", "BEACONKV_POLICY": "rpc"})
+    assert ServingSettings.from_environment({"BEACONKV_SOMETHING": "64"}) is None
+    assert ServingSettings.without({**environment, "PATH": "/bin", "BEACONKV_OPS": "fused"}) == {
+        "PATH": "/bin",
+        "BEACONKV_OPS": "fused",
+    }
     with pytest.raises(ValueError, match="budget must be an integer >= 1 or None, got 'many'"):
         ServingSettings.from_environment({"BEACONKV_BUDGET": "many"})
 
@@ -66,7 +71,8 @@ def test_the_command_says_what_it_would_start():
     done = serve("--budget", "128", "--policy", "rpc", "--show", "--max-model-len", "4096", "--set", "n_recent=8")
     assert done.returncode == 0, done.stderr
     assert "BEACONKV_POLICY=rpc:n_recent=8 BEACONKV_BUDGET=128 " in done.stdout
-    assert f"--worker-cls {WORKER} --no-enable-prefix-caching --max-model-len 4096" in done.stdout
+    assert f"--worker-cls {WORKER} --no-enable-prefix-caching --served-model-name reasoner" in done.stdout
+    assert done.stdout.endswith(" --max-model-len 4096\n")
     assert "BEACONKV_BUDGET=2048 " in serve("--show").stdout
 
 
@@ -74,6 +80,8 @@ def test_the_command_says_what_it_would_start():
     ("options", "message"),
     [
         (["--worker-cls", "x"], "--worker-cls is set by beaconkv serve"),
+        (["--worker_cls=x"], "--worker-cls is set by beaconkv serve"),
+        (["--additional-config", '{"beaconkv": {"budget": 512}}'], "are options of beaconkv serve"),
         (["--policy", "h2o"], "policy 'h2o' sees the entries"),
         (["--budget", "12"], "leave no room"),
     ],
@@ -96,6 +104,8 @@ REFUSED = [
     (dict(pipeline_parallel_size=2, distributed_executor_backend="mp"), {}, "pipeline parallelism"),
     (dict(scheduler_reserve_full_isl=False), {}, "admission by the first chunk"),
     (dict(kv_cache_dtype="fp8"), {}, "--kv-cache-dtype fp8"),
+    (dict(enable_lora=True), {}, "LoRA adapters"),
+    (dict(additional_config={"beaconkv": {"budget": 64}}), {"budget": 96}, "and the environment says"),
     (dict(tensor_parallel_size=4, distributed_executor_backend="mp"), {}, "2 KV heads on 4 workers"),
     (
         dict(tensor_parallel_size=2, distributed_executor_backend="mp"),
@@ -105,17 +115,21 @@ REFUSED = [
 ]
 
 CHECK = """
-import json, sys
+import json, os, sys
 from vllm.engine.arg_utils import EngineArgs
 from beaconkv.integrations.vllm.settings import ServingSettings
-from beaconkv.integrations.vllm.support import require_supported_config
+from beaconkv.integrations.vllm.support import require_supported_config, settings_of
 model, cases = json.load(sys.stdin)
 messages = []
 for engine, settings in cases:
     given = {"model": model, "dtype": "float32", "enable_prefix_caching": False} | engine
     config = EngineArgs(**given).create_engine_config()
+    chosen = ServingSettings.from_mapping({"budget": 64} | settings)
     try:
-        require_supported_config(config, ServingSettings.from_mapping({"budget": 64} | settings))
+        require_supported_config(config, chosen)
+        if config.additional_config:
+            os.environ.update(chosen.to_environment())
+            settings_of(config)
         messages.append(None)
     except ValueError as error:
         messages.append(str(error))

@@ -107,6 +107,8 @@ class Ledger:
 
     def stats(self) -> ServerStats:
         """Counted so far, and what is held now."""
+        if not self.groups:
+            raise RuntimeError("no layer is bounded yet: vLLM has given out no blocks")
         first = self.groups[0]
         now = [request.progress for request in first.requests.values()]
         return ServerStats(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from .support import require_supported_release
@@ -24,3 +25,4 @@ def register_backends() -> None:
 
     for name, path in BACKENDS.items():
         register_backend(AttentionBackendEnum[name], path)
+    selector._cached_get_attn_backend.cache_clear()  # an engine before this one may have chosen vLLM's own

@@ -71,6 +71,9 @@ def layer_rope(
     parameters = inspect.signature(type(parent).forward).parameters
     if not {"positions", "hidden_states"} <= set(parameters):
         raise ValueError(f"{kind} does not take positions and hidden_states: cannot be bounded")
+    needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if more := sorted(set(needed) - {"self", "positions", "hidden_states"}):
+        raise ValueError(f"{kind} also needs {', '.join(more)}: cannot be bounded")
     far = 91
     first, turned = (queries_at(parent, position, hidden).float().transpose(0, 1)[None] for position in (0, far))
     scale = first.abs().max()

@@ -16,7 +16,7 @@ WORKER = "beaconkv.integrations.vllm.worker.BoundedWorker"
 """The value of vLLM's ``--worker-cls`` that asks for a bounded cache."""
 
 PREFIX = "BEACONKV_"
-OTHERS = ("OPS", "CACHE", "DEBUG")
+OTHERS = ("OPS", "CACHE", "DATA", "DEBUG")
 """Variables of the same prefix that are no settings of a server."""
 
 
@@ -100,14 +100,22 @@ class ServingSettings:
         """Settings from ``BEACONKV_BUDGET`` and the like; None if there are none.
 
         Raises:
-            ValueError: as :meth:`from_mapping`.
+            ValueError: as :meth:`from_mapping`. An unknown name is one only beside settings: vLLM's own servers see
+                these variables too.
         """
         given = {}
         for variable, value in environment.items():
             name = variable.removeprefix(PREFIX)
             if name != variable and name not in OTHERS and value:
                 given[name.lower()] = value if name in ("POLICY", "SCOPE") else parse_value(value)
-        return cls.from_mapping(given)
+        known = {field.name for field in fields(cls)}
+        return cls.from_mapping(given) if known & set(given) else None
+
+    @staticmethod
+    def without(environment: Mapping[str, str]) -> dict[str, str]:
+        """An environment without any settings."""
+        others = {PREFIX + name for name in OTHERS}
+        return {k: v for k, v in environment.items() if not k.startswith(PREFIX) or k in others}
 
     def to_environment(self) -> dict[str, str]:
         """The variables that :meth:`from_environment` reads these settings from."""

@@ -28,11 +28,18 @@ def settings_of(config: Any) -> ServingSettings | None:
     """
     given = config.additional_config
     own = given.get("beaconkv") if isinstance(given, dict) else None
-    if own is not None:
-        if not isinstance(own, dict):
-            raise ValueError(f'additional_config["beaconkv"] must be a table of settings, got {own!r}')
-        return ServingSettings.from_mapping(own)
-    return ServingSettings.from_environment()
+    environment = ServingSettings.from_environment()
+    if own is None:
+        return environment
+    if not isinstance(own, dict):
+        raise ValueError(f'additional_config["beaconkv"] must be a table of settings, got {own!r}')
+    settings = ServingSettings.from_mapping(own)
+    if environment not in (None, settings):
+        raise ValueError(
+            f'additional_config["beaconkv"] says {settings and settings.describe()}, and the environment says '
+            f"{environment.describe()}: leave one of them out"
+        )
+    return settings
 
 
 def require_supported_config(config: Any, settings: ServingSettings) -> None:
@@ -56,7 +63,8 @@ def require_supported_config(config: Any, settings: ServingSettings) -> None:
         (model.is_encoder_decoder, "encoder-decoder models", "a decoder"),
         (model.runner_type != "generate", f"the {model.runner_type} runner", "a model that generates text"),
         (cache.cache_dtype != "auto", f"--kv-cache-dtype {cache.cache_dtype}", "--kv-cache-dtype auto"),
-        (parallel.enable_dbo, "dual batch overlap", "no --enable-dbo"),
+        (parallel.use_ubatching, "micro-batches (dual batch overlap)", "no --enable-dbo and no --ubatch-size"),
+        (config.lora_config is not None, "LoRA adapters", "the adapter merged into the model"),
         (
             not config.scheduler_config.scheduler_reserve_full_isl,
             "admission by the first chunk",

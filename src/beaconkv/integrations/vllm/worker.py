@@ -45,6 +45,8 @@ class BoundedWorker(Worker):
         if self.bounded_settings is not None:
             require_supported_config(vllm_config, self.bounded_settings)
             register_backends()
+        else:
+            logger.warning("No settings of a bounded cache were given: the cache is vLLM's own")
         super().__init__(vllm_config, *args, **kwargs)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -137,6 +139,15 @@ class BoundedWorker(Worker):
                 "choose a smaller --max-num-seqs"
             )
         return available - reserve
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Raise ``RuntimeError`` where vLLM has given a layer a cache of its own kind in place of a bounded one."""
+        super().initialize_from_config(kv_cache_config)
+        if self.bounded_settings is None:
+            return
+        served = {name for group in self.ledger.groups for name in (layer.name for layer in group.layers)}
+        if missing := sorted(set(self._bounded_specs()) - served):
+            raise RuntimeError(f"vLLM gave the layer {missing[0]} a cache without bounds: this is not supported")
 
     def state_bytes_per_request(self) -> int:
         """Bytes beside the blocks of one request on this rank: positions, window and the policy's state, measured."""
