@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import shlex
@@ -19,6 +20,8 @@ from .common import messages, parse_count, report
 
 SERVER = "vllm.entrypoints.openai.api_server"
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
+OWN = ("--policy", "--budget", "--budget-min", "--scope", "--protect", "--prefill-chunk")
+"""Options of ours that a slip may turn into one of nobody's."""
 
 
 def serve(
@@ -28,13 +31,20 @@ def serve(
     budget: int | None = typer.Option(None, help="B_max, entries per layer and KV head. Default: 2048."),
     budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
     scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    prefix: str | None = typer.Option(None, help="First entries never evicted."),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    prefill_chunk: int | None = typer.Option(None, help="Tokens of a prompt between two evictions at least."),
+    prefix: str | None = typer.Option(None, help="First entries never evicted. Default: the method's, mostly 4."),
+    protect: str | None = typer.Option(
+        None, help='Last entries never evicted: a number, or "half" of what stays. Default: the method\'s, mostly 32.'
+    ),
+    prefill_chunk: int | None = typer.Option(
+        None, help="Pieces in which a prompt is taken in and evicted. Default: vLLM's max-num-batched-tokens."
+    ),
     settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
     show: bool = typer.Option(False, "--show", help="Show the command and its environment, and start nothing."),
 ) -> None:
-    """Start vLLM's OpenAI server with a bounded cache. What is not named here is passed on to vLLM."""
+    """Start vLLM's OpenAI server with a bounded cache; prefix caching is off.
+
+    What is not named here is passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
+    """
     spec = ":".join([policy, *settings])
     if budget is None and parse_policy(spec).resolve_budget() is None:
         budget = 2048
@@ -51,6 +61,10 @@ def serve(
     for option, argument in zip(given, context.args, strict=True):
         if option in ("--worker-cls", "--model"):
             raise ValueError(f"{option} is set by beaconkv serve: leave it out")
+        if option == "--enable-prefix-caching":
+            raise ValueError(f"a bounded cache does not work with prefix caching: leave out {option}")
+        if close := difflib.get_close_matches(option, OWN, 1, 0.85):
+            raise ValueError(f"there is no option {option}: did you mean {close[0]}?")
         if '"beaconkv"' in argument or option.startswith("--additional-config.beaconkv"):
             raise ValueError(f"settings of the bounded cache are options of beaconkv serve: leave out {argument}")
     place, _ = resolve(model, report)

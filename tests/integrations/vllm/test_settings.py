@@ -53,7 +53,9 @@ def test_environment_and_back():
     assert ServingSettings.from_environment({"BEACONKV_OPS": "fused", "BEACONKV_BUDGET": ""}) is None
     with pytest.raises(ValueError, match="no setting 'bugdet'"):
         ServingSettings.from_environment({"BEACONKV_BUGDET": "64", "BEACONKV_POLICY": "rpc"})
-    assert ServingSettings.from_environment({"BEACONKV_SOMETHING": "64"}) is None
+    with pytest.raises(ValueError, match="no setting 'something'"):
+        ServingSettings.from_environment({"BEACONKV_SOMETHING": "64"})
+    assert ServingSettings.from_environment({"BEACONKV_SOMETHING": "64"}, strict=False) is None
     assert ServingSettings.without({**environment, "PATH": "/bin", "BEACONKV_OPS": "fused"}) == {
         "PATH": "/bin",
         "BEACONKV_OPS": "fused",
@@ -83,6 +85,8 @@ def test_the_command_says_what_it_would_start():
         (["--worker_cls=x"], "--worker-cls is set by beaconkv serve"),
         (["--additional-config", '{"beaconkv": {"budget": 512}}'], "are options of beaconkv serve"),
         (["--policy", "h2o"], "policy 'h2o' sees the entries"),
+        (["--budgt", "128"], "no option --budgt: did you mean --budget?"),
+        (["--enable-prefix-caching"], "does not work with prefix caching: leave out --enable-prefix-caching"),
         (["--budget", "12"], "leave no room"),
     ],
 )

@@ -13,7 +13,7 @@ __all__ = ["WORKER", "ServingSettings", "register"]
 
 def register() -> None:
     """vLLM's plugin: called in each of its processes. Does nothing without settings in the environment."""
-    if ServingSettings.from_environment() is None:
+    if ServingSettings.from_environment(strict=False) is None:
         return
     from .registration import register_backends
 

@@ -68,7 +68,7 @@ class Reporter:
         now = time.monotonic()
         if now - self._logged_at >= PERIOD and stats.tokens_seen > self._logged.tokens_seen:
             logger.info(
-                "Bounded cache: %d requests hold %d of %d tokens, %.1f MiB saved; %d evictions since the last line",
+                "Bounded cache: %d running, %d of %d tokens held, %.1f MiB saved; %d evictions since the last line",
                 stats.requests,
                 stats.running_stored,
                 stats.running_seen,

@@ -96,12 +96,18 @@ class ServingSettings:
         return cls(**given) if given else None
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> ServingSettings | None:
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, strict: bool = True
+    ) -> ServingSettings | None:
         """Settings from ``BEACONKV_BUDGET`` and the like; None if there are none.
 
+        Args:
+            environment: variables and their values.
+            strict: False: unknown names are an error only beside known ones, since vLLM's own servers see these
+                variables too.
+
         Raises:
-            ValueError: as :meth:`from_mapping`. An unknown name is one only beside settings: vLLM's own servers see
-                these variables too.
+            ValueError: as :meth:`from_mapping`.
         """
         given = {}
         for variable, value in environment.items():
@@ -109,7 +115,7 @@ class ServingSettings:
             if name != variable and name not in OTHERS and value:
                 given[name.lower()] = value if name in ("POLICY", "SCOPE") else parse_value(value)
         known = {field.name for field in fields(cls)}
-        return cls.from_mapping(given) if known & set(given) else None
+        return cls.from_mapping(given) if strict or known & set(given) else None
 
     @staticmethod
     def without(environment: Mapping[str, str]) -> dict[str, str]:
