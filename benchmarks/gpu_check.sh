@@ -6,23 +6,8 @@
 # Python is the one on PATH, or $PYTHON; it needs torch with CUDA, transformers, typer, rich, numpy, pytest, hypothesis.
 set -u
 cd "$(dirname "$0")/.."
-out=${1:-results/gpu}
-python=${PYTHON:-python}
-mkdir -p "$out"
-export PYTHONPATH=src:. HF_HUB_OFFLINE=1
+. benchmarks/gpu_parts.sh
 json="$out/gpu.jsonl"
-failed=0
-
-part() { # seconds, title, command...
-    local limit=$1 title=$2
-    shift 2
-    printf '\n== %s\n' "$title"
-    timeout "$limit" "$@" 2>"$out/last.err" || {
-        printf 'FAILED (%s): %s\n' "$?" "$title"
-        tail -n 15 "$out/last.err"
-        failed=1
-    }
-}
 
 {
     part 30 "device" "$python" -c "import torch; assert torch.cuda.is_available(), 'no CUDA device'; print(torch.cuda.get_device_name(), torch.__version__)"

@@ -12,6 +12,7 @@ early.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,7 +133,7 @@ class BoundedImpl:
         return result
 
 
-class BoundedBuilder:
+class BoundedBuilder(ABC):
     """Goes before a metadata builder: all layers of a group, before a step."""
 
     supports_update_block_table = False  # metadata of another group would know other places
@@ -171,9 +172,9 @@ class BoundedBuilder:
             self._rows, self._columns = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(2))
             self._lengths = torch.zeros(tokens, dtype=torch.int32, device=device)
 
+    @abstractmethod
     def views(self, spec: BoundedSpec) -> Views:
-        """What reads the layout of a layer's cache, for the backend to say."""
-        raise NotImplementedError
+        """What reads the layout of a layer's cache."""
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
