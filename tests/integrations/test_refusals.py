@@ -99,17 +99,30 @@ def test_a_causal_mask_that_is_not_plain():
         arguments["inputs_embeds"] = embeds
     else:
         arguments.update(input_embeds=embeds, cache_position=torch.arange(4))
-    with pytest.raises(ValueError, match="changes the causal mask"):
-        create_causal_mask(**arguments)
+
+    def call_with_that_mask(module, args, kwargs):
+        return args, {**kwargs, "attention_mask": mask_of_blocks}
+
+    with cache.attachment.wrapped():
+        mask_of_blocks = create_causal_mask(**arguments)
+    first = model.model.layers[0].self_attn
+    with pytest.raises(ValueError, match="changes the causal mask"), torch.no_grad():
+        handle = first.register_forward_pre_hook(call_with_that_mask, with_kwargs=True)
+        try:
+            model(prompt(4)["input_ids"], past_key_values=cache)
+        finally:
+            handle.remove()
 
 
 def test_rotary_embeddings_of_another_form():
     model = small("Llama", head_dim=8)
     cache = BoundedCache(model, budget=64)
     attention = model.model.layers[0].self_attn
-    arguments = {support.cache_argument(): cache}
-    with pytest.raises(ValueError, match="no pair of cos and sin"):
-        attention(torch.zeros(1, 1, 48), position_embeddings=torch.zeros(1, 1, 4), attention_mask=None, **arguments)
+    arguments = {support.cache_argument(): cache, "attention_mask": None}
+    with cache.attachment.wrapped(), pytest.raises(ValueError, match="no pair of cos and sin"):
+        attention(torch.zeros(1, 1, 48), position_embeddings=torch.zeros(1, 1, 4), **arguments)
+    with pytest.raises(RuntimeError, match="but not by the model that the cache was made for"):
+        attention(torch.zeros(1, 1, 48), position_embeddings=(torch.zeros(1, 1, 4),) * 2, **arguments)
 
 
 def test_flex_attention():
@@ -210,13 +223,6 @@ def test_a_module_that_attends_twice(monkeypatch):
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", twice)
     with pytest.raises(ValueError, match="LlamaAttention .layer 0. attends twice to one pair of keys and values"):
         greedy(model, prompt(20), cache)
-
-
-@pytest.mark.parametrize("name", ["Phi", "Persimmon"])
-def test_families_that_turn_a_part_inside_the_module(name):
-    model = small(name)
-    with pytest.raises(ValueError, match=f"{name}"):
-        greedy(model, prompt(20), BoundedCache(model, budget=64))
 
 
 def test_an_attention_mask_that_is_too_short():
