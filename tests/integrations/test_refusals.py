@@ -106,12 +106,12 @@ def test_a_causal_mask_that_is_not_plain():
     with cache.attachment.wrapped():
         mask_of_blocks = create_causal_mask(**arguments)
     first = model.model.layers[0].self_attn
-    with pytest.raises(ValueError, match="changes the causal mask"), torch.no_grad():
-        handle = first.register_forward_pre_hook(call_with_that_mask, with_kwargs=True)
-        try:
+    handle = first.register_forward_pre_hook(call_with_that_mask, with_kwargs=True)
+    try:
+        with pytest.raises(ValueError, match="changes the causal mask"):
             model(prompt(4)["input_ids"], past_key_values=cache)
-        finally:
-            handle.remove()
+    finally:
+        handle.remove()
 
 
 def test_rotary_embeddings_of_another_form():

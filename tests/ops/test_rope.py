@@ -9,7 +9,6 @@ from beaconkv import ops
 from beaconkv.types import Rope
 from tests.reference import rope_half
 
-
 ROTATIONS = [layout.apply for layout in ops.LAYOUTS.values()]
 
 

@@ -193,8 +193,8 @@ class Attachment:
         require_uncompiled(module)
         if module.config._attn_implementation == kernel_of(module.config._attn_implementation):
             raise RuntimeError(
-                f"{type(module).__name__} (layer {module.layer_idx}) was called with a BoundedCache, but not by the model "
-                "that the cache was made for: call that model, or the decoder inside it"
+                f"{type(module).__name__} (layer {module.layer_idx}) was called with a BoundedCache, but not by the "
+                "model that the cache was made for: call that model, or the decoder inside it"
             )
         index, embeddings = module.layer_idx, kwargs.get("position_embeddings")
         if not isinstance(embeddings, tuple) or len(embeddings) != 2:

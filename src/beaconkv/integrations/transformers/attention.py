@@ -64,11 +64,9 @@ def register(kernel: str) -> None:
 
 def run_kernel(kernel: str, module: nn.Module, *args, **kwargs):
     """Call the wrapped kernel as transformers would have."""
-    if kernel == "eager":
-        function = model_file(module).eager_attention_forward  # each has its own
-    else:
-        function = ALL_ATTENTION_FUNCTIONS[kernel]
-    return function(module, *args, **kwargs)
+    if kernel == "eager":  # each model file has its own
+        return model_file(module).eager_attention_forward(module, *args, **kwargs)
+    return ALL_ATTENTION_FUNCTIONS[kernel](module, *args, **kwargs)
 
 
 def run_step(kernel: str, module: nn.Module, query: Tensor, inputs: AttentionInputs, mask: Tensor | None, **kwargs):

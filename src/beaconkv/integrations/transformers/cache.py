@@ -210,8 +210,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             return
         if self._bounded[0].num_columns == columns:
             raise RuntimeError(
-                f"{type(self._model()).__name__} did not use the BoundedCache it was given: use_cache=False, by argument "
-                "or from the model's config? Call it with use_cache=True"
+                f"{type(self._model()).__name__} did not use the BoundedCache it was given: use_cache=False, by "
+                "argument or from the model's config? Call it with use_cache=True"
             )
         self._columns.take(given, columns)
 
@@ -223,9 +223,9 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         budget = self.schedule.budget
         if budget is not None and tokens >= budget:
             warnings.warn(
-                f"labels came with {tokens} tokens in one forward pass, and the budget is {budget}: all tokens of a pass "
-                "attend to each other before anything is evicted, so this loss is that of the full cache. Feed the text "
-                "in chunks, or use `beaconkv fidelity`",
+                f"labels came with {tokens} tokens in one forward pass, and the budget is {budget}: all tokens of a "
+                "pass attend to each other before anything is evicted, so this loss is that of the full cache. Feed "
+                "the text in chunks, or use `beaconkv fidelity`",
                 stacklevel=2,
             )
 
@@ -377,8 +377,9 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     def column_positions(self, layer: int) -> Tensor:
         """Logical positions behind the columns of the last attention weights (``output_attentions=True``).
 
-        Entries are not kept in the order of the text, and each KV head keeps its own. Column ``j`` of the weights of query
-        head ``h`` belongs to the token at ``column_positions(layer)[row, h // G, j]``, G query heads sharing a KV head.
+        Entries are not kept in the order of the text, and each KV head keeps its own. Column ``j`` of the weights of
+        query head ``h`` belongs to the token at ``column_positions(layer)[row, h // G, j]``; G query heads share a KV
+        head.
 
         Args:
             layer: index of a bounded layer in the model.
@@ -387,8 +388,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             (B, H_kv, N) int32; -1 where a row has no entry, or the token is padding.
 
         Raises:
-            ValueError: a layer that is not bounded; or its last forward pass gave no weights: only eager attention gives
-                any, and none where a prompt is read in pieces (``prefill_chunk``).
+            ValueError: a layer that is not bounded; or its last forward pass gave no weights: only eager attention
+                gives any, and none where a prompt is read in pieces (``prefill_chunk``).
         """
         positions = self._host(layer).column_positions()
         if positions is None:

@@ -1,7 +1,7 @@
 """What a cache was shown, column by column, and whether further input continues it.
 
-A column is a place in the input of the host: a token, or padding. A cache that is given another text would go on from the
-entries of the first one without a sign of it, so every forward pass is compared with what came before.
+A column is a place in the input of the host: a token, or padding. A cache that is given another text would go on from
+the entries of the first one without a sign of it, so every forward pass is compared with what came before.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class SeenColumns:
             seen_on_device: (B,) the same, where the cache is.
 
         Raises:
-            ValueError: a mask that hides tokens which are cached, or shows padding; positions before those already seen.
+            ValueError: a mask that hides tokens which are cached, or shows padding; positions before
+                those already seen.
         """
         if columns and given.mask is not None and given.mask.shape[1] >= columns + given.num_new:
             self._check_mask(given, columns, seen, seen_on_device)
@@ -115,8 +116,8 @@ class SeenColumns:
         if not same:
             raise ValueError(
                 "this attention mask differs from that of earlier passes in columns that the cache has already seen: "
-                "tokens that are cached cannot be hidden, nor padding be shown, since entries are evicted for all later "
-                f"queries alike; leave these columns as they were, or {CURE}"
+                "tokens that are cached cannot be hidden, nor padding be shown, since entries are evicted for all "
+                f"later queries alike; leave these columns as they were, or {CURE}"
             )
 
     def take(self, given: PassInput, columns: int) -> None:
@@ -171,8 +172,8 @@ class SeenColumns:
         """
         if length <= columns:
             raise ValueError(
-                f"the cache has already seen {columns} tokens, and this text has {length}: it does not continue what the "
-                f"cache holds (another text, or the same prompt again); {CURE}"
+                f"the cache has already seen {columns} tokens, and this text has {length}: it does not continue what "
+                f"the cache holds (another text, or the same prompt again); {CURE}"
             )
         if ids is None or not self._blocks:
             return

@@ -1,7 +1,7 @@
 """``generate`` of a model that has bounded caches: the text is compared with what the cache holds before it runs.
 
-``generate`` takes the whole text and hands only its new tokens to the model. Whether the rest is what the cache was shown
-can be told here and nowhere else.
+``generate`` takes the whole text and hands only its new tokens to the model. Whether the rest is what the cache was
+shown can be told here and nowhere else.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class CheckedGenerate:
             return self._plain()(*args, **kwargs)
         if self._setting("use_cache", kwargs) is False:
             raise ValueError(
-                "use_cache=False together with a BoundedCache: every step would feed the whole text to the cache again. "
-                "Call generate(..., use_cache=True); a checkpoint's config may have set it to False"
+                "use_cache=False together with a BoundedCache: every step would feed the whole text to the cache "
+                "again. Call generate(..., use_cache=True); a checkpoint's config may have set it to False"
             )
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         chunk = self._setting("prefill_chunk_size", kwargs)

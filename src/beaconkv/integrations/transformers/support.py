@@ -123,8 +123,8 @@ def require_uncompiled(module: nn.Module) -> None:
     )
     if compiled:
         raise RuntimeError(
-            f"{type(module).__name__} runs through torch.compile, and a BoundedCache counts and evicts on the host: use "
-            "the model as it was before torch.compile, and beaconkv.CompiledDecoder(model, cache) for compiled decode steps"
+            f"{type(module).__name__} runs through torch.compile, and a BoundedCache counts and evicts on the host: "
+            "use the model as it was before torch.compile, and beaconkv.CompiledDecoder for compiled steps"
         )
 
 
