@@ -102,7 +102,7 @@ def layer_rope(
 
 
 def _readings(table: Tensor) -> list[LayerRope]:
-    """What a table (positions, D_rot) of cos and sin can mean: one reading for each layout that lists both dimensions."""
+    """What a table (positions, D_rot) of cos and sin can mean: one for each layout that lists both dimensions."""
     cos, sin = table.chunk(2, dim=-1)
     layouts = (layout for layout in ops.LAYOUTS.values() if not layout.listed_once)
     return [LayerRope(layout.expand(cos), layout.expand(sin), layout.apply) for layout in layouts]
