@@ -1,7 +1,7 @@
 """How a layer reads a pass of several tokens: a row of a padded batch in the pieces in which it would be read alone.
 
-An eviction may follow each piece, so where a prompt is cut decides what is kept. Pieces are therefore counted in
-a row's own tokens. Where the host cuts the prompt by columns, padding included, tokens of a row wait until a piece is complete.
+An eviction may follow each piece, so where a prompt is cut decides what is kept. Pieces are therefore counted in a
+row's own tokens. Where the host cuts the prompt by columns, padding included, tokens wait until a piece is complete.
 """
 
 from __future__ import annotations
