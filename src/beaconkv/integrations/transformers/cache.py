@@ -217,7 +217,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def note_compiled_step(self, ids: Tensor) -> None:
         """A compiled step has taken in ids (B, 1)."""
-        self._columns.take(PassInput(1, ids, None, None), self._bounded[0].num_columns - 1)
+        self._columns.take(PassInput(ids.shape[0], 1, ids, None, None), self._bounded[0].num_columns - 1)
 
     def _warn_of_loss(self, tokens: int) -> None:
         budget = self.schedule.budget

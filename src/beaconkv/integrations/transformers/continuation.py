@@ -17,8 +17,8 @@ from ...types import lasting_copy, lasting_rows, lasting_zeros
 CURE = "make a new cache or reset() this one"
 BLOCK = 1024
 """Columns of decode steps whose token ids are allocated at a time."""
-UNKNOWN, PADDING = -1, -2
-"""In place of a token id: the host was given embeddings; the column is padding."""
+UNKNOWN = -1
+"""In place of a token id where the host was given embeddings."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,14 @@ class PassInput:
     """What a forward pass of the host brings.
 
     Attributes:
+        rows: B.
         num_new: new columns.
         ids: (B, num_new) int64, or None where the host was given embeddings.
         mask: (B, columns) attention mask of two dimensions, or None.
         positions: (..., B or 1, num_new) position_ids, or None.
     """
 
+    rows: int
     num_new: int
     ids: Tensor | None
     mask: Tensor | None
@@ -46,7 +48,7 @@ class PassInput:
             return None
         mask, positions = arguments.get("attention_mask"), arguments.get("position_ids")
         return cls(
-            tokens.shape[1],
+            *tokens.shape[:2],
             ids if isinstance(ids, Tensor) and ids.ndim == 2 else None,
             mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
             positions if isinstance(positions, Tensor) and positions.ndim >= 2 else None,
@@ -122,9 +124,7 @@ class SeenColumns:
 
     def take(self, given: PassInput, columns: int) -> None:
         """Remember a pass that follows ``columns`` others."""
-        rows = self._rows_of(given)
-        if rows is None:
-            return
+        rows = given.rows
         padded_step = given.num_new == 1 and given.mask is not None and given.mask.device.type == "cpu"
         if given.num_new > 1 or columns == 0 or (padded_step and not given.mask[:, columns : columns + 1].all()):
             real = torch.ones(rows, columns + given.num_new, dtype=torch.bool)
@@ -136,28 +136,24 @@ class SeenColumns:
             last = _extreme(given, columns, torch.Tensor.amax)
             if last is not None:
                 self._last = last * rows if len(last) == 1 else last
-        self._write_ids(given, columns, rows)
+        if columns > self._num:
+            self._write_ids(torch.full((rows, columns - self._num), UNKNOWN))
+        ids = torch.full((rows, given.num_new), UNKNOWN) if given.ids is None else given.ids
+        self._write_ids(ids)
 
-    def _rows_of(self, given: PassInput) -> int | None:
-        for tensor in (given.ids, given.mask, given.positions):
-            if tensor is not None:
-                return tensor.shape[-2]
-        return self._blocks[0].shape[0] if self._blocks else None
-
-    def _write_ids(self, given: PassInput, columns: int, rows: int) -> None:
-        if given.ids is None or columns != self._num or (self._blocks and self._blocks[0].shape[0] != rows):
-            return  # from here on the text is not known
-        start = sum(block.shape[1] for block in self._blocks) - self._num  # free columns of the last block, if any
-        if given.num_new == 1 and columns:
-            if start == 0:
-                self._blocks.append(lasting_zeros(given.ids, rows, BLOCK, dtype=torch.int64))
-                start = BLOCK
-            self._blocks[-1].select(1, BLOCK - start).copy_(given.ids[:, 0])
+    def _write_ids(self, ids: Tensor) -> None:
+        """ids: (B, n) integers."""
+        free = sum(block.shape[1] for block in self._blocks) - self._num
+        if ids.shape[1] == 1 and self._num:
+            if free == 0:
+                self._blocks.append(lasting_zeros(ids, ids.shape[0], BLOCK, dtype=torch.int64))
+                free = BLOCK
+            self._blocks[-1].select(1, BLOCK - free).copy_(ids[:, 0])
         else:
-            if start:
-                self._blocks[-1] = lasting_copy(self._blocks[-1][:, : self._blocks[-1].shape[1] - start])
-            self._blocks.append(lasting_copy(given.ids.long()))
-        self._num += given.num_new
+            if free:
+                self._blocks[-1] = lasting_copy(self._blocks[-1][:, : BLOCK - free])
+            self._blocks.append(lasting_copy(ids.long()))
+        self._num += ids.shape[1]
 
     def require_text(self, ids: Tensor | None, length: int, columns: int) -> None:
         """Compare a whole text, the new tokens at its end, with what the cache was shown.
@@ -181,7 +177,7 @@ class SeenColumns:
         if seen.shape[0] % ids.shape[0]:
             return  # another batch: refused when it is stored
         ids = ids[:, : seen.shape[1]].cpu().repeat_interleave(seen.shape[0] // ids.shape[0], dim=0)
-        differs = ids != seen
+        differs = (ids != seen) & (seen != UNKNOWN)
         if self._real is not None:
             known = min(self._real.shape[1], seen.shape[1])
             differs[:, :known] &= self._real[:, :known]

@@ -80,7 +80,11 @@ class CheckedGenerate:
         return None
 
     def __reduce__(self) -> tuple:
-        return MethodType, (type(self._model()).generate, self._model())
+        return (getattr, (self._model(), "generate")) if self.before is None else (_same, (self.before,))
+
+
+def _same(thing: Any) -> Any:
+    return thing
 
 
 def check_generate(model: nn.Module) -> Callable[[], None]:
