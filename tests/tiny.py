@@ -58,6 +58,40 @@ _FAMILIES = {
     "glm4": ("Glm4", dict(head_dim=16, partial_rotary_factor=0.5)),
 }
 FAMILIES = list(_FAMILIES)
+_LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+_MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+_FAMILIES |= {
+    "qwen3-next": (
+        "Qwen3Next",
+        dict(head_dim=16, num_hidden_layers=4, shared_expert_intermediate_size=16, **_LINEAR, **_MOE),
+    ),
+    "qwen3.5": ("Qwen3_5", dict(head_dim=16, num_hidden_layers=4, **_LINEAR)),
+    "olmo-hybrid": ("OlmoHybrid", dict(head_dim=8, num_hidden_layers=4, **_LINEAR)),
+    "stablelm": ("StableLm", dict()),
+    "phi": ("Phi", dict()),
+    "persimmon": ("Persimmon", dict(num_key_value_heads=6)),
+    "gemma4": (
+        "Gemma4",
+        dict(
+            head_dim=8,
+            global_head_dim=16,
+            num_hidden_layers=6,
+            sliding_window=16,
+            hidden_size_per_layer_input=0,
+            num_kv_shared_layers=0,
+            vocab_size_per_layer_input=VOCAB,
+        ),
+    ),
+    "nanochat": ("NanoChat", dict()),
+    "qwen2-moe": ("Qwen2Moe", dict(shared_expert_intermediate_size=16, **_MOE)),
+    "ernie": ("Ernie4_5", dict(head_dim=8)),
+    "helium": ("Helium", dict(head_dim=8)),
+    "cohere": ("Cohere", dict()),
+}
+FURTHER = [
+    name for name in _FAMILIES if name not in FAMILIES and hasattr(transformers, f"{_FAMILIES[name][0]}ForCausalLM")
+]
+"""Families that are compared with the plain cache only, where this release of transformers has them."""
 FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
 """Families whose layers are all bounded."""
 
@@ -70,7 +104,8 @@ def kernels(family: str) -> list[str]:
 @cache
 def _build(family: str, kernel: str, dtype: torch.dtype, shape: tuple = ()):
     name, extra = _FAMILIES[family]
-    config_class = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
+    text_config = f"{name}TextConfig"  # of models that read pictures too
+    config_class = getattr(transformers, text_config if hasattr(transformers, text_config) else f"{name}Config")
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(1)
     config = config_class(**{**_COMMON, **extra, **dict(shape)}, attn_implementation=kernel)
