@@ -88,10 +88,11 @@ _FAMILIES |= {
     "helium": ("Helium", dict(head_dim=8)),
     "cohere": ("Cohere", dict()),
 }
+IS_NEW = int(transformers.__version__.split(".")[0]) >= 5
 FURTHER = [
-    name for name in _FAMILIES if name not in FAMILIES and hasattr(transformers, f"{_FAMILIES[name][0]}ForCausalLM")
+    name for name in _FAMILIES if name not in FAMILIES and (IS_NEW or name in ("phi", "ernie", "helium", "cohere"))
 ]
-"""Families that are compared with the plain cache only, where this release of transformers has them."""
+"""Families that are compared with the plain cache only; transformers 4.x lacks some, and gives others other modules."""
 FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
 """Families whose layers are all bounded."""
 

@@ -1,6 +1,7 @@
 """A cache goes on with the text it was shown, and with no other: everything else is refused before it is computed."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from transformers import DynamicCache
 
 from beaconkv import BoundedCache, CompiledDecoder
 from beaconkv.integrations.transformers import SideBySide, support
-from beaconkv.integrations.transformers.continuation import BLOCK
+from beaconkv.integrations.transformers.continuation import BLOCK, SeenColumns
+from tests.cache.test_decode_step import WAITS, Watch
 from tests.tiny import greedy, kernels, prompt, tiny
 
 LARGE = dict(budget=400)
@@ -253,3 +255,21 @@ def test_caches_side_by_side_take_their_rows():
     model, inputs = tiny("qwen3"), prompt(20, 20)
     caches = SideBySide([BoundedCache(model, **LARGE), BoundedCache(model, "streaming_llm", 44)])
     assert greedy(model, inputs, caches).shape == (2, 40)
+
+
+def test_a_decode_step_pays_one_copy_and_waits_for_nothing(monkeypatch):
+    model, ids = tiny("qwen3"), ids_of(30, 1)
+
+    def operations():
+        cache = BoundedCache(model, **LARGE)
+        with torch.no_grad():
+            model(ids[:, :20], past_key_values=cache)
+            model(ids[:, 20:21], past_key_values=cache)
+            with Watch() as watch:
+                model(ids[:, 21:22], past_key_values=cache)
+        assert not WAITS & set(watch.names)
+        return Counter(watch.names)
+
+    ours = operations()
+    monkeypatch.setattr(SeenColumns, "take", lambda *args: None)
+    assert ours - operations() == Counter({"copy_": 1, "select": 2})

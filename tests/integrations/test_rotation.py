@@ -117,7 +117,7 @@ def test_every_family_has_a_known_layout(family, dtype):
 
 @pytest.mark.parametrize("family", FURTHER)
 def test_further_families(family):
-    """Tokens of the plain cache where nothing is evicted; rows as alone where much is. Other layers stay as they were."""
+    """Tokens of the plain cache where nothing is evicted; rows as alone where much is, linear layers included."""
     model, lengths = tiny(family), (9, 30, 21)
     inputs = prompt(*lengths)
     expected = greedy(model, inputs, DynamicCache(config=model.config), new_tokens=30)

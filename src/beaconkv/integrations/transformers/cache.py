@@ -192,10 +192,19 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         if given is not None:
             if arguments.get("labels") is not None:
                 self._warn_of_loss(given.num_new)
+            if self.cut is not None and columns < self.cut.columns:
+                self._columns.require_own_positions(given, columns, self._tokens_seen(given.rows))
             if layer.is_open and self._bounded[0].waiting is None:
                 counts = layer.slab.counts
                 self._columns.require_continues(given, columns, counts.num_seen, counts.num_seen_on_device)
         self._pass = given, columns
+
+    def _tokens_seen(self, rows: int) -> list[int]:
+        """Per row, tokens so far, those that wait for the rest of their piece included."""
+        host = self._bounded[0]
+        seen = host.layer.slab.num_seen if host.layer.is_open else [0] * rows
+        waiting = [0] * len(seen) if host.waiting is None else host.waiting.counts
+        return [count + more for count, more in zip(seen, waiting, strict=True)]
 
     def end(self, broken: bool) -> None:
         """See :class:`AnnouncedCache`.

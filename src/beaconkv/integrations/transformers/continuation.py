@@ -99,6 +99,31 @@ class SeenColumns:
                             f"use_cache=False); {CURE}"
                         )
 
+    @staticmethod
+    def require_own_positions(given: PassInput, columns: int, seen: Sequence[int]) -> None:
+        """Compare the positions that the host gives to the tokens of a prompt which it cuts with their number.
+
+        Args:
+            given: the pass.
+            columns: that came before it.
+            seen: per row, tokens among them.
+
+        Raises:
+            ValueError: rows with padding have the positions of columns, as transformers 4.57 gives them.
+        """
+        if given.mask is None or given.positions is None or given.positions.ndim > 2 or given.mask.all():
+            return
+        first = _extreme(given, columns, torch.Tensor.amin)
+        if first is None or len(first) != len(seen):
+            return
+        for row, (new, count) in enumerate(zip(first, seen, strict=True)):
+            if new is not None and new != count:
+                raise ValueError(
+                    f"row {row}: this release of transformers gives position {new} to token {count} of a padded row "
+                    "when it cuts a prompt (prefill_chunk_size), with any cache: use BoundedCache(..., prefill_chunk=...) "
+                    "instead, or a newer release"
+                )
+
     def _check_mask(self, given: PassInput, columns: int, seen: Sequence[int], seen_on_device: Tensor) -> None:
         mask = given.mask[:, :columns]
         if mask.shape[0] not in (1, len(seen)):
