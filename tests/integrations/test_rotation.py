@@ -21,6 +21,7 @@ def changed(model, forward):
     model = copy.deepcopy(model)
     for module in attention_of(model):
         kind = type(module)
+        vars(module).pop("forward", None)  # transformers 4.x leaves one there after output_attentions=True
         module.__class__ = type(f"Other{kind.__name__}", (kind,), {"forward": forward(kind)})
     return model
 

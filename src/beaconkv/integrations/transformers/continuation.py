@@ -120,8 +120,8 @@ class SeenColumns:
             if new is not None and new != count:
                 raise ValueError(
                     f"row {row}: this release of transformers gives position {new} to token {count} of a padded row "
-                    "when it cuts a prompt (prefill_chunk_size), with any cache: use BoundedCache(..., prefill_chunk=...) "
-                    "instead, or a newer release"
+                    "when it cuts a prompt (prefill_chunk_size), with any cache: use BoundedCache(..., "
+                    "prefill_chunk=...) instead, or a newer release"
                 )
 
     def _check_mask(self, given: PassInput, columns: int, seen: Sequence[int], seen_on_device: Tensor) -> None:
