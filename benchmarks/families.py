@@ -2,8 +2,8 @@
 
     python benchmarks/families.py [KIND ...]
 
-A family that runs gives the plain cache's tokens with a budget that is never reached, and writes on at a small one. One line
-each: what happened, the family, and the reason.
+A family that runs gives the plain cache's tokens with a budget that is never reached, and writes on at a small one. One
+line each: what happened, the family, and the reason.
 """
 
 from __future__ import annotations

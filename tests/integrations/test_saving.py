@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from beaconkv import BoundedCache
-from tests.tiny import greedy, prompt, tiny
+from tests.tiny import IS_NEW, greedy, prompt, tiny
 
 
 def test_a_model_is_saved_as_if_it_had_no_cache(tmp_path):
@@ -64,6 +64,7 @@ def test_a_cache_says_why_it_is_not_pickled():
 
 def test_generate_of_a_copy_is_its_own():
     model = copy.deepcopy(tiny("qwen3"))
+    before = vars(model).get("generate")  # a plain one, if a cache of the copied model lives in a traceback
     with BoundedCache(model, budget=40, protect=8):
         twin = copy.deepcopy(model)
         with torch.no_grad():
@@ -71,7 +72,7 @@ def test_generate_of_a_copy_is_its_own():
                 parameter.mul_(0.5)
         assert twin.generate.__self__ is twin
         assert not torch.equal(greedy(twin, prompt(20)), greedy(model, prompt(20)))
-    assert "generate" not in vars(model)
+    assert vars(model).get("generate") is before
 
 
 def test_a_generate_that_was_there_before_is_put_back():
@@ -89,6 +90,7 @@ def test_a_generate_that_was_there_before_is_put_back():
     assert len(calls) == 2
 
 
+@pytest.mark.skipif(not IS_NEW, reason="older releases cannot do it on a CPU")
 def test_continuous_batching_beside_a_living_cache():
     """transformers' own paged cache looks the attention implementation up by its plain name."""
     script = (

@@ -172,7 +172,11 @@ class Attachment:
         require_uncompiled(module)
         self._close(depth, broken=True)  # calls that were interrupted: no hook comes after a KeyboardInterrupt
         if not self._calls:
-            cache.begin({**dict(zip(names, args, strict=False)), **kwargs})
+            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+            if _num_new(arguments) > 1:  # what is inside may have been compiled since; once a prompt is enough
+                for inside in _holders(module, list(self.modules.values())):
+                    require_uncompiled(inside)
+            cache.begin(arguments)
             self._wrap()
         self._calls.append((depth, cache))
 
@@ -190,7 +194,9 @@ class Attachment:
         cache = _cache_of((), kwargs)
         if cache is None or not cache.serves(module, self.model()):
             return None
-        require_uncompiled(module)
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        if hidden.shape[1] > 1:  # once a prompt is enough
+            require_uncompiled(module)
         if module.config._attn_implementation == kernel_of(module.config._attn_implementation):
             raise RuntimeError(
                 f"{type(module).__name__} (layer {module.layer_idx}) was called with a BoundedCache, but not by the "
@@ -203,7 +209,6 @@ class Attachment:
             )
         cos, sin = embeddings
         if index not in self.rotary:
-            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
             self._verify(index, hidden, cos, sin, _probe_arguments(kwargs, cache))
         return args, {**kwargs, CALL_KWARG: cache.call(index, Rope(cos, sin, self.rotary[index]))}
 
@@ -286,6 +291,12 @@ def _cache_of(args: tuple, kwargs: dict) -> AnnouncedCache | None:
         if isinstance(value, AnnouncedCache):
             return value
     return None
+
+
+def _num_new(arguments: dict) -> int:
+    tokens = arguments.get("input_ids")
+    tokens = arguments.get("inputs_embeds") if tokens is None else tokens
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.ndim > 1 else 0
 
 
 def _holders(model: nn.Module, attention: list[nn.Module]) -> list[nn.Module]:

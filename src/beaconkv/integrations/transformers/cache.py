@@ -270,7 +270,9 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         else:
             known = Rope(rope.cos, rope.sin, rope.apply, len(self._ropes))
             self._ropes.append(known)
-        return LayerCall(host, Rope(known.cos, known.sin, rope.apply, known.table), self)
+        if known.apply is not rope.apply:
+            known = Rope(known.cos, known.sin, rope.apply, known.table)
+        return LayerCall(host, known, self)
 
     def rope_on(self, rope: Rope, device: torch.device) -> Rope:
         """The rope on a device, copied once a pass and not once a layer."""
