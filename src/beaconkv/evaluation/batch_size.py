@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,19 +34,27 @@ def rows_that_fit(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int
     return max(1, min(most, int(free * share) // max(1, row_bytes(model, cell, prompt, tokens))))
 
 
-@torch.inference_mode()
 def row_bytes(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int:
-    """Bytes of one row's cache at the end: measured on a row with such a prompt, and how it grows from there on.
+    """Bytes of one row's cache at the end: measured on a row with such a prompt, and how a cache grows from there on.
 
     What a sliding-window layer holds is not in it.
     """
+    at_first = _measured(model, cell, prompt)[0]
+    # With scope="output" an input of several tokens makes room for itself as a prompt does; growth is seen without.
+    before, after = _measured(model, replace(cell, overrides={"scope": "total", "prefix": 0}), PROBE, PROBE)
+    return at_first + max(0, after - before) * tokens // PROBE
+
+
+@torch.inference_mode()
+def _measured(model: nn.Module, cell: Cell, *lengths: int) -> list[int]:
+    """Bytes of a cache after inputs of these lengths."""
     sizes = []
     with cell.new_cache(model) as cache:
-        for length in (prompt, PROBE):
+        for length in lengths:
             ids = torch.zeros(1, length, dtype=torch.int64, device=model.device)
             model(input_ids=ids, use_cache=True, logits_to_keep=1, **{cache_argument(): cache})
             sizes.append(cache.stats.kv_bytes + cache.stats.state_bytes)
-    return sizes[0] + max(0, sizes[1] - sizes[0]) * tokens // PROBE
+    return sizes
 
 
 def free_bytes(device: torch.device) -> int | None:
