@@ -49,10 +49,10 @@ def test_answers_tell_how_long_answers_are(clock):
     assert progress.seconds_left == 2 * 20 / 4.0
     assert progress.share == 0.5
     progress.started(BATCH)
-    for _ in range(30):  # longer than those before: less than nothing is never left
+    for _ in range(30):  # longer than those before, and none has ended: so may the others be
         progress.wrote(2)
-    assert progress.seconds_left > 0
-    assert progress.share < 1
+    assert progress.seconds_left == pytest.approx((2 * 50 - 60) / progress.speed)
+    assert progress.share == 1 - 40 / 200
     for _ in range(2):
         progress.answered(30)
     assert (progress.done, progress.share, progress.seconds_left) == (4, 1.0, 0.0)

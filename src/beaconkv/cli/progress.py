@@ -44,10 +44,9 @@ class ShownProgress(Counts):
     def started(self, batch: Batch) -> None:
         """A new method, budget or task is told at once."""
         before = self.batch
-        super().started(batch)
         if before is None or (before.cell, before.task.name) != (batch.cell, batch.task.name):
             self._told = float("-inf")
-            self.changed()
+        super().started(batch)
 
     def changed(self) -> None:
         if messages.is_terminal:

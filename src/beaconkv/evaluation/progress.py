@@ -81,10 +81,12 @@ class Progress:
         return None if self.speed is None or expected is None else self._remaining(expected) / self.speed
 
     def _expected(self) -> float | None:
-        """Tokens of an answer."""
-        if self._ended:
-            return max(1.0, self._length / self._ended)
-        return None if self.batch is None else self.batch.limit
+        """Tokens of an answer: all that were written for each that ended, since the first to end are the shortest."""
+        if self.batch is None:
+            return None
+        if not self._ended:
+            return self.batch.limit
+        return max(1.0, min(self.batch.limit, (self._length + self._open) / self._ended))
 
     def _remaining(self, expected: float) -> float:
         open_answers = self.answers - self.done
