@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .common import console, human_bytes, messages, print_json, report, split
+from .common import console, human_bytes, messages, name_column, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
 from .outputs import require_file
 
@@ -158,9 +158,9 @@ def compare(
         f"{model}: {len(PROBLEMS)} problems, prompts of {min(prompts)}-{max(prompts)} tokens, {tokens} written, greedy"
     )
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy", names)
     for heading in ("budget", "cache", "+ state", "evicted", "tok/s", "same text", "agree"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for row in rows:
         stats = row["stats"]
         table.add_row(
