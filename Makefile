@@ -8,7 +8,7 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm sweep train setup models clean
+.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm sweep catalogue train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -57,6 +57,9 @@ bench-peers: .venv/ready  ## the same against kvpress and transformers' own cach
 
 bench-serving: .venv-vllm/ready  ## docs/serving.md: vLLM against itself with a bounded cache, in the same memory
 	.venv-vllm/bin/python benchmarks/serving.py --out results/serving.json
+
+catalogue: .venv/ready  ## the list of methods that `beaconkv policies` shows, from the registry
+	.venv/bin/python -c "from beaconkv.policies.catalogue import write; write()"
 
 train: .venv/ready  ## the bundled reasoner from scratch; about an hour on two cores, resumes
 	.venv/bin/python training/reasoner.py --out training/run
