@@ -22,7 +22,7 @@ from .query_buffer import QueryBuffer
 from .retention import EverySlot
 
 GROWTH = 256
-"""Slots by which a history without a limit grows: how many there are depends on the tokens seen, not on their pieces."""
+"""Slots by which a history without a limit grows: how many there are depends on the tokens seen alone."""
 
 
 class History(LayerState):
