@@ -1,16 +1,21 @@
 """Milliseconds a decode step and bytes, methods in turn within one run, so that ratios hold on a noisy machine.
 
     python benchmarks/decode.py --batch 1 --prompt 128 --tokens 1024 --budget 1024 --policies full,rpc,beaconkv
-    python benchmarks/decode.py --preset table4     # the paper's tables, on a GPU of 80 GB
+    python benchmarks/decode.py --preset table4-full     # a block of the paper's tables, on a GPU of 80 GB
 
 Phases are timed in steps of their own, after the others. ``dynamic`` is transformers' own DynamicCache. Random weights
 of any size: ``--model random:qwen3-4b``. With ``--fill N`` every cache starts from a random prompt of N tokens read in
 pieces, so that the steps measured are those near that length.
+
+``--text N`` gives the mean rate over a whole text of N written tokens, as papers do: steps are measured at each length
+of ``--fills`` (whole cycles where evictions come), and the curve through them is summed over the N steps. That is an
+integral of a measured curve, and the title says so. ``--whole`` takes all N steps instead, which may take hours.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -25,24 +30,31 @@ from common import (
     roofline_ms,
     spread,
 )
+from curve import Curve, as_lengths, cycle_steps
 from phases import Phases
 from rich.console import Console
 from rich.progress import track
 
 from beaconkv import BoundedCache
+from beaconkv.cache import state_bytes
+from beaconkv.policies import parse_policy
+
+QWEN3_4B = dict(
+    model="random:qwen3-4b", dtype="bfloat16", device="cuda", prompt=130, tokens=64, text=32768, one_by_one=True,
+)  # fmt: skip
+"""What the paper's system tables have in common: Qwen3-4B, 32K generated tokens, rates as means over all of them. The
+sources do not say how long the prompt was."""
 
 PRESETS = {
-    "table4": dict(
-        model="random:qwen3-4b", dtype="bfloat16", device="cuda", batch=14, prompt=130, tokens=256, fill=32000,
-        budget=2048, policies="full,beaconkv", one_by_one=True,
+    "table4-full": dict(
+        **QWEN3_4B, batch=14, budget=2048, policies="full,beaconkv", fills="0,2048,8192,16384,24576,32640"
     ),
-    "table5": dict(
-        model="random:qwen3-4b", dtype="bfloat16", device="cuda", batch=192, prompt=130, tokens=600, fill=0,
-        budget=2048, policies="rpc,beaconkv", one_by_one=True,
-    ),
-}  # fmt: skip
-"""Table 4: full cache against BeaconKV at 32K tokens. Table 5: against RPC at equal budget and batch. The paper does
-not say the batch of Table 4; 14 rows of 32K tokens are what fits beside the weights in its 77 GB."""
+    "table4-2k": dict(**QWEN3_4B, batch=192, budget=2048, policies="rpc,beaconkv", fills="0,2048,3072", piece=128),
+    "table4-1k": dict(**QWEN3_4B, batch=320, budget=1024, policies="rpc,beaconkv", fills="0,1024,2048", piece=128),
+    "table5": dict(**QWEN3_4B, batch=320, budget=1024, policies="snapkv,rpc,beaconkv", fills="0,1024,2048", piece=128),
+}
+"""Table 4's three blocks: BeaconKV against the full cache at batch 14, against RPC at 2K and batch 192, and at 1K and
+batch 320; Table 5: the last one with SnapKV. A bounded cache costs the same at every length: its curve is short."""
 
 COMPILED = "(compiled)"
 
@@ -59,9 +71,19 @@ COLUMNS = {
     "over_formula_percent": "over formula %",
     "evictions": "evictions",
 }
+TEXT_COLUMNS = {
+    "policy": "method",
+    "text_tokens_per_second": "tokens/s of the text",
+    "text_seconds": "seconds",
+    "mean_ms": "mean ms at its end",
+    "overhead_percent": "policy %",
+    "cache_mb": "cache MB",
+    "peak_memory_mb": "peak MB",
+    "evictions": "evictions",
+}
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=PRESETS)
     parser.add_argument("--model", default="smollm2-135m")
@@ -70,7 +92,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=128, help="random tokens")
     parser.add_argument("--fill", type=int, default=0, help="further random tokens before the first step measured")
-    parser.add_argument("--tokens", type=int, default=512, help="steps of each method")
+    parser.add_argument("--piece", type=int, default=512, help="tokens of the fill that are read at a time")
+    parser.add_argument("--tokens", type=int, default=512, help="steps of each method; with --text, at each length")
+    parser.add_argument("--text", type=int, help="written tokens over which the mean rate is worked out")
+    parser.add_argument("--fills", default="0", help="with --text: lengths behind the prompt where steps are measured")
+    parser.add_argument("--whole", action="store_true", help="with --text: measure all its steps, not a curve")
     parser.add_argument("--phase-steps", type=int, default=128, help="further steps in which phases are timed")
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--policies", default="dynamic,full,streaming_llm,rpc,snapkv,beaconkv")
@@ -79,23 +105,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--one-by-one", action="store_true", help="one method after the other: where memory is short")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", help="a file the JSON line is added to")
-    known, _ = parser.parse_known_args()
+    known, _ = parser.parse_known_args(arguments)
     if known.preset:
         parser.set_defaults(**PRESETS[known.preset])
-    return parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.whole:
+        if not options.text:
+            parser.error("--whole needs --text: how many tokens the whole text has")
+        options.tokens, options.fill = options.text, 0
+    if options.text and not options.whole and (options.compiled or options.fill):
+        parser.error("--text measures eager steps at each length of --fills: leave out --compiled and --fill")
+    return options
 
 
 def prepared(name: str, model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> Decoder:
     """A cache that has read the prompt and what fills it."""
     decoder = Decoder(model, new_cache(name.removesuffix(COMPILED).strip(), model, options.budget, options.stagger))
-    for start, stop in [(0, options.prompt), *_pieces(options.prompt, options.prompt + options.fill)]:
+    for start, stop in [(0, options.prompt), *_pieces(options.prompt, options.prompt + options.fill, options.piece)]:
         decoder.feed(ids[:, start:stop])
     if name.endswith(COMPILED):
         decoder.compile(ids[:, :1])
     return decoder
 
 
-def _pieces(start: int, stop: int, size: int = 512) -> Iterator[tuple[int, int]]:
+def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     for begin in range(start, stop, size):
         yield begin, min(begin + size, stop)
 
@@ -105,13 +138,15 @@ def measure(options: argparse.Namespace) -> list[dict]:
     model = build_model(options.model, options.dtype, options.device)
     refuse_if_wrong(model)
     generator = torch.Generator().manual_seed(options.seed)
-    size = options.batch, options.prompt + options.fill + options.tokens + options.phase_steps
+    last = as_lengths(options.fills)[-1] + 2 * options.budget if options.text else options.fill
+    size = options.batch, options.prompt + last + options.tokens + options.phase_steps
     ids = torch.randint(3, model.config.vocab_size, size, generator=generator).to(model.device)
     names = options.policies.split(",")
     if options.compiled:
         names += [f"{name} {COMPILED}" for name in names if name not in ("dynamic", "full")]
     turns = [[name] for name in names] if options.one_by_one else [names]
-    rows = [row for turn in turns for row in run(turn, model, ids, options)]
+    measured = run_along_text if options.text and not options.whole else run
+    rows = [row for turn in turns for row in measured(turn, model, ids, options)]
     rate = bandwidth(model.device)
     for row in rows:
         row["bandwidth_gb_s"] = round(rate / 1e9, 2)
@@ -121,9 +156,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 def run(names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> list[dict]:
     """Some methods, in turn at each step."""
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak(model.device)
     decoders = {name: prepared(name, model, ids, options) for name in names}
     start = options.prompt + options.fill
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -132,18 +165,98 @@ def run(names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: ar
             seconds[name].append(decoder.timed(ids[:, at : at + 1])[1])
     rows = []
     for name, decoder in decoders.items():
-        row = {"policy": name, **spread(seconds[name], options.batch)}
-        late = seconds[name][-len(seconds[name]) // 4 :]
-        row["last_quarter_mean_ms"] = round(sum(late) / len(late), 3)
-        row["cache_mb"] = round(decoder.cache_bytes() / 1e6, 2)
-        row["peak_memory_mb"] = round(peak_memory(model.device) / 1e6, 1)
-        if isinstance(decoder.cache, BoundedCache):
-            stats = decoder.cache.stats
-            row |= {"stats": stats.to_dict(), "evictions": stats.evictions}
-            row["over_formula_percent"] = round(100 * (stats.peak_kv_bytes / stats.formula_bytes - 1), 2)
-            row |= phases_of(decoder, ids, start + options.tokens, options.phase_steps)
+        row = row_of(name, decoder, seconds[name], ids, start + options.tokens, options)
+        if options.whole:
+            row |= text_rate(sum(seconds[name]) / 1000, options)
         rows.append(row)
     return rows
+
+
+def run_along_text(
+    names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace
+) -> list[dict]:
+    """Some methods, in turn at each step, at each length of a text: what they measure is summed over all its steps."""
+    forget_peak(model.device)
+    decoders = {name: prepared(name, model, ids, options) for name in names}
+    seen, curves, seconds = (
+        dict.fromkeys(names, options.prompt),
+        {name: Curve(grows(name, options.budget)) for name in names},
+        {},
+    )
+    for fill in track(as_lengths(options.fills), ",".join(names), console=Console(stderr=True)):
+        number = {}
+        for name, decoder in decoders.items():
+            for start, stop in _pieces(seen[name], options.prompt + fill, options.piece):
+                decoder.feed(ids[:, start:stop])
+            seen[name] = max(seen[name], options.prompt + fill)
+            number[name] = cycle_steps(options.tokens, *cycle_of(decoder))
+        seconds = {name: [] for name in names}
+        for step in range(max(number.values())):
+            for name, decoder in decoders.items():
+                if step < number[name]:
+                    at = seen[name] + step
+                    seconds[name].append(decoder.timed(ids[:, at : at + 1])[1])
+        for name in decoders:
+            curves[name].add(seen[name], seconds[name])
+            seen[name] += number[name]
+    rows = []
+    for name, decoder in decoders.items():
+        try:
+            whole = curves[name].seconds(options.prompt, options.prompt + options.text)
+        except ValueError as error:
+            sys.exit(f"nothing is reported of {name}: {error}")
+        row = row_of(name, decoder, seconds[name], ids, seen[name], options) | text_rate(whole, options)
+        row["curve"] = [(length, round(ms, 3)) for length, ms in curves[name].points]
+        rows.append(row)
+    return rows
+
+
+def grows(name: str, budget: int) -> bool:
+    """Whether a method's cache, or what its policy remembers, grows with the text."""
+    if name == "dynamic" or not (policy := parse_policy(name).policy).evicts:
+        return True
+    early, late = (state_bytes(policy, budget, length, 1, 1, 2, torch.float32) for length in (4096, 8192))
+    return late > early
+
+
+def cycle_of(decoder: Decoder) -> tuple[int | None, int]:
+    """(steps from one eviction to the next, steps before the first one); (None, 0) of a cache without evictions."""
+    schedule = getattr(decoder.cache, "schedule", None)
+    if schedule is None or schedule.budget is None:
+        return None, 0
+    stats = decoder.cache.stats
+    return schedule.budget - schedule.budget_min, 0 if stats.evictions else schedule.budget - stats.entries
+
+
+def text_rate(seconds: float, options: argparse.Namespace) -> dict[str, float]:
+    """What papers report of a text: tokens a second of the batch, and how long it took."""
+    return {
+        "text_tokens_per_second": round(options.batch * options.text / seconds, 2),
+        "text_seconds": round(seconds, 2),
+    }
+
+
+def forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def row_of(
+    name: str, decoder: Decoder, seconds: list[float], ids: torch.Tensor, seen: int, options: argparse.Namespace
+) -> dict:
+    """What is reported of one method after its last steps. ``seen``: tokens, behind which phases are timed."""
+    row = {"policy": name, **spread(seconds, options.batch)}
+    late = seconds[-len(seconds) // 4 :]
+    row["last_quarter_mean_ms"] = round(sum(late) / len(late), 3)
+    row["cache_mb"] = round(decoder.cache_bytes() / 1e6, 2)
+    row["peak_memory_mb"] = round(peak_memory(decoder.device) / 1e6, 1)
+    if isinstance(decoder.cache, BoundedCache):
+        stats = decoder.cache.stats
+        row |= {"stats": stats.to_dict(), "evictions": stats.evictions}
+        row["over_formula_percent"] = round(100 * (stats.peak_kv_bytes / stats.formula_bytes - 1), 2)
+        row |= phases_of(decoder, ids, seen, options.phase_steps)
+    return row
 
 
 def phases_of(decoder: Decoder, ids: torch.Tensor, start: int, steps: int) -> dict:
@@ -162,11 +275,17 @@ def phases_of(decoder: Decoder, ids: torch.Tensor, start: int, steps: int) -> di
 def main() -> None:
     options = parse()
     rows = measure(options)
-    title = (
-        f"decode: {options.model} {options.dtype} {options.device}, batch {options.batch}, prompt {options.prompt}, "
-        f"fill {options.fill}, budget {options.budget}, {options.tokens} steps"
-    )
-    report(title, rows, COLUMNS, vars(options), options.out)
+    title = f"decode: {options.model} {options.dtype} {options.device}, batch {options.batch}, budget {options.budget}"
+    if options.whole:
+        title += f", all {options.text:,} steps of a text behind a prompt of {options.prompt}"
+    elif options.text:
+        title += (
+            f", {options.text:,} tokens behind a prompt of {options.prompt}: an integral of a curve measured at "
+            f"{options.fills}"
+        )
+    else:
+        title += f", prompt {options.prompt}, fill {options.fill}, {options.tokens} steps"
+    report(title, rows, TEXT_COLUMNS if options.text else COLUMNS, vars(options), options.out)
 
 
 if __name__ == "__main__":

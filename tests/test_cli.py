@@ -126,6 +126,14 @@ def test_plan(folder):
     assert document["plan"]["batch_bounded"] > document["plan"]["batch_full"]
     table = " ".join(run(*arguments).stdout.split())
     assert "saves memory for sequences of" in table
+    assert f"{document['plan']['break_even_length']:,} tokens on" in table
+    grows = (*arguments, "--policy", "naive_fps")
+    document = json.loads(run(*grows, "--json").stdout)
+    assert document["plan"]["break_even_length"] == "never"
+    assert document["plan"]["state_row"] > 3 * 6 * 4000 * 16 * 4
+    table = " ".join(run(*grows).stdout.split())
+    assert "never" in table
+    assert "What naive_fps remembers grows by 1.1 KiB with each token." in table
 
 
 def test_compare_writes_a_table_and_a_file(folder, tmp_path):

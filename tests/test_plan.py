@@ -1,9 +1,12 @@
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from transformers import Gemma3TextConfig, Qwen3Config
 
-from beaconkv import BoundedCache, make_policy
+from beaconkv import BoundedCache, EvictionPolicy, make_policy, policies
 from beaconkv.plan import GIB, ModelShape, make_plan
+from beaconkv.policies import LayerState
 from tests.tiny import greedy, prompt, tiny
 
 QWEN3_4B = ModelShape(
@@ -42,18 +45,31 @@ def test_sliding_layers_are_counted_apart():
         )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt-oss"])
-@pytest.mark.parametrize("policy", ["beaconkv", "recent", "streaming_llm"])
-def test_the_plan_is_what_a_cache_measures(family, policy):
-    """bounded_row without the sliding layers equals the bytes of a real cache at that budget."""
-    model = tiny(family)
-    cache = BoundedCache(model, policy, 64)
-    greedy(model, prompt(20), cache, new_tokens=90)
-    plan = make_plan(ModelShape.of_config(model.config), make_policy(policy), 64, length=110, dtype=torch.float32)
-    assert plan.bytes_per_token * 64 == cache.stats.kv_bytes
-    # gpt-oss keeps half-size cos and sin, the plan assumes whole ones
+@pytest.mark.parametrize("policy", [name for name, cls in policies().items() if cls.evicts])
+def test_the_plan_is_what_a_cache_measures(policy):
+    """Texts below and above the budget, prompts shorter and longer than it, histories that have grown or have not."""
+    model, budget = tiny(), 64
+    shape = ModelShape.of_config(model.config)
+    for length, text in ((12, 30), (20, 110), (100, 130), (30, 330), (330, 360)):
+        cache = BoundedCache(model, policy, budget)
+        greedy(model, prompt(length), cache, new_tokens=text - length + 1)
+        assert cache.stats.tokens_seen == text
+        plan = make_plan(shape, make_policy(policy), budget, length=text, dtype=torch.float32)
+        assert plan.state_row == cache.stats.state_bytes, (length, text)
+        assert plan.bounded_row == cache.stats.kv_bytes + cache.stats.state_bytes
+
+
+@pytest.mark.parametrize("policy", ["beaconkv", "naive_fps", "h2o"])
+def test_a_model_that_turns_half_of_its_dimensions(policy):
+    """gpt-oss keeps half-size cos and sin, the plan assumes whole ones; sliding layers are no part of it."""
+    model, budget = tiny("gpt-oss"), 64
+    cache = BoundedCache(model, policy, budget)
+    greedy(model, prompt(20), cache, new_tokens=91)
+    plan = make_plan(ModelShape.of_config(model.config), make_policy(policy), budget, length=110, dtype=torch.float32)
+    assert plan.bytes_per_token * budget == cache.stats.kv_bytes
     n_recent = getattr(make_policy(policy), "n_recent", 0)
-    slack = 0 if family != "gpt-oss" else 2 * n_recent * model.config.head_dim * 4
+    layers = plan.bytes_per_token // (2 * 4 * model.config.num_key_value_heads * model.config.head_dim)
+    slack = 2 * layers * n_recent * model.config.head_dim * 4
     assert cache.stats.state_bytes <= plan.state_row <= cache.stats.state_bytes + slack
 
 
@@ -65,12 +81,64 @@ def test_rows_fill_the_memory_and_no_more():
     assert plan.batch_bounded > 10 * plan.batch_full
 
 
-def test_break_even_length():
-    plan = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048)
-    longer = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=plan.break_even_length)
-    shorter = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=plan.break_even_length - 1)
-    assert longer.full_row > longer.bounded_row
-    assert shorter.full_row <= shorter.bounded_row
+MANY_KV_HEADS = replace(QWEN3_4B, kv_heads=32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "policy"),
+    [(QWEN3_4B, "beaconkv"), (QWEN3_4B, "random_history"), (QWEN3_4B, "h2o"), (MANY_KV_HEADS, "naive_fps")],
+)
+def test_break_even_length(shape, policy):
+    policy, budget = make_policy(policy), 2048
+    at = make_plan(shape, policy, budget).break_even_length
+
+    def saves(length):
+        plan = make_plan(shape, policy, budget, length=length)
+        return plan.full_row > plan.bounded_row
+
+    assert all(saves(length) for length in (at, at + 1, at + 255, at + 256, at + 257, at + 1000, 8 * at))
+    assert not any(saves(length) for length in (at - 1, at - 256, budget))
+
+
+def test_a_state_that_grows_as_fast_as_the_cache_never_breaks_even():
+    """Qwen3-4B: 32 query heads remember all queries, 8 KV heads would hold keys and values."""
+    plan = make_plan(QWEN3_4B, make_policy("kmeans_centroid"), 2048)
+    assert plan.state_per_token == 36 * 32 * 128 * 2 > plan.bytes_per_token
+    assert plan.state_row > 9 * GIB
+    assert plan.bounded_row > plan.full_row
+    assert plan.break_even_length is None
+    assert plan.to_dict()["break_even_length"] == "never"
+    assert plan.batch_bounded < plan.batch_full
+    fixed = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048)
+    assert fixed.state_per_token == 0
+    assert fixed.state_row == make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=131072).state_row
+
+
+@dataclass(frozen=True)
+class Diary(EvictionPolicy):
+    """Of a user: remembers four bytes of each token, and says so in ``nbytes`` alone."""
+
+    def new_state(self, batch):
+        class Pages(LayerState):
+            tokens = 0
+
+            def observe(self, queries, rope, until_full, rows, view):
+                self.tokens += queries.shape[2]
+
+            @property
+            def nbytes(self):
+                return 4 * self.tokens
+
+        return Pages()
+
+    def score(self, view, state):
+        return view.positions.float()
+
+
+def test_the_state_of_a_policy_of_ones_own_is_measured_too():
+    at = {length: make_plan(QWEN3_4B, Diary(), 2048, length=length) for length in (1000, 30000)}
+    assert at[30000].state_row - at[1000].state_row == 36 * 4 * 29000
+    assert at[1000].state_per_token == 36 * 4
 
 
 @pytest.mark.parametrize(

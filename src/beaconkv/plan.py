@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
 
-from .cache import EvictionSchedule, can_join, state_bytes
+from .cache import EvictionSchedule, can_join, row_bytes, state_bytes
 from .policies import EvictionPolicy
 
 GIB = 1 << 30
+NEVER = "never"
+FAR, FARTHER = 1 << 12, 1 << 13
+"""Lengths between which the growth of a state is measured: multiples of the blocks it grows by."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,12 @@ class Plan:
         weight_bytes: the model.
         bytes_per_token: keys and values of one token in all full-attention layers.
         full_row: one row of ``length`` tokens, nothing evicted.
-        bounded_row: one row at the budget: slabs, positions and the policy's state.
-        state_row: the part of bounded_row that is not keys and values.
+        bounded_row: such a row at the budget: slabs, positions and the policy's state.
+        state_row: the part of bounded_row that is not keys and values, after ``length`` tokens.
+        state_per_token: bytes by which state_row grows with each further token, on average; 0 for most policies.
         batch_full, batch_bounded: rows that fit beside the weights.
-        break_even_length: tokens from which a bounded row is smaller than a full one.
+        break_even_length: tokens from which a bounded row is smaller than a full one. None: never, since the
+            policy's state grows as fast as the full cache.
     """
 
     memory: int
@@ -91,13 +98,14 @@ class Plan:
     full_row: int
     bounded_row: int
     state_row: int
+    state_per_token: float
     batch_full: int
     batch_bounded: int
-    break_even_length: int
+    break_even_length: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, ready for JSON."""
-        return asdict(self)
+        """A plain dict, ready for JSON; the length that does not exist is "never"."""
+        return asdict(self) | {"break_even_length": NEVER if self.break_even_length is None else self.break_even_length}
 
 
 def make_plan(
@@ -135,7 +143,8 @@ def make_plan(
     per_entry = 2 * shape.kv_heads * shape.head_dim * dtype.itemsize
     sliding = shape.sliding_layers * min(length, shape.window) * per_entry
     per_token = shape.full_layers * per_entry
-    state_row = _state_bytes(shape, policy, schedule, dtype)
+    state = cache(lambda tokens: _state_bytes(shape, policy, schedule, tokens, dtype))
+    state_row, growth = state(length), (state(FARTHER) - state(FAR)) / (FARTHER - FAR)
     full_row = per_token * length + sliding
     bounded_row = per_token * budget + state_row + sliding
     weight_bytes = shape.weight_count * dtype.itemsize
@@ -151,13 +160,40 @@ def make_plan(
         full_row=full_row,
         bounded_row=bounded_row,
         state_row=state_row,
+        state_per_token=growth,
         batch_full=room // full_row,
         batch_bounded=room // bounded_row,
-        break_even_length=(per_token * budget + state_row) // per_token + 1,
+        break_even_length=None if growth >= per_token else _break_even(per_token, budget, state),
     )
 
 
-def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, dtype: torch.dtype) -> int:
+def _break_even(per_token: int, budget: int, state: Callable[[int], int]) -> int:
+    """Tokens from which ``budget`` entries and the state take less than all entries, where the state grows evenly."""
+    length = budget
+    while True:
+        least = budget + state(length) // per_token + 1
+        if least > length:
+            length = least  # the state does not shrink: no length before that one saves
+            continue
+        if (jump := _next_growth(length, state)) is None or state(jump) < per_token * (jump - budget):
+            return length
+        length = jump
+
+
+def _next_growth(length: int, state: Callable[[int], int]) -> int | None:
+    """The first number of tokens after ``length`` with which the state is larger; None: it does not grow."""
+    same, larger = length, length + FAR
+    if state(larger) == state(same):
+        return None
+    while larger - same > 1:
+        middle = (same + larger) // 2
+        same, larger = (middle, larger) if state(middle) == state(length) else (same, middle)
+    return larger
+
+
+def _state_bytes(
+    shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, length: int, dtype: torch.dtype
+) -> int:
     """Bytes of one row of all layers beside keys and values: positions, lengths and the policy's state, measured.
 
     Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
@@ -165,7 +201,7 @@ def _state_bytes(shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSc
     layers = shape.full_layers
     together = layers > 1 and policy.treats_heads_alone and can_join(policy)
     beside = layers if together else 1
-    heads = beside * shape.num_heads
-    own = state_bytes(policy, schedule.budget, heads, shape.head_dim, dtype) + 8 + 4
+    heads, kv_heads = beside * shape.num_heads, beside * shape.kv_heads
+    own = state_bytes(policy, schedule.budget, length, heads, kv_heads, shape.head_dim, dtype) + row_bytes()
     own += heads * shape.head_dim * dtype.itemsize if together else 0
     return own * layers // beside + 4 * layers * shape.kv_heads * schedule.budget

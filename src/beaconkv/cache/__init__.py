@@ -1,6 +1,6 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
-from .footprint import can_join, state_bytes
+from .footprint import can_join, row_bytes, state_bytes
 from .layer import AttentionInputs, BoundedLayer
 from .progress import Progress, Run, most_slots
 from .schedule import SCOPES, EvictionSchedule, staggered
@@ -18,6 +18,7 @@ __all__ = [
     "Run",
     "can_join",
     "most_slots",
+    "row_bytes",
     "staggered",
     "state_bytes",
 ]

@@ -49,12 +49,23 @@ def plan(
     table.add_row(
         f"sequences beside the weights in {memory:g} GiB", f"{result.batch_full:,}", f"{result.batch_bounded:,}"
     )
+    from_ = "never" if result.break_even_length is None else f"{result.break_even_length:,} tokens on"
+    table.add_row("smaller than the full cache", "-", from_)
     console.print(table)
     console.print(
         f"One token costs {human_bytes(result.bytes_per_token)} in {shape.full_layers} full-attention layers."
     )
-    console.print(f"A budget of {budget:,} saves memory for sequences of {result.break_even_length:,} tokens and more.")
-    if length < result.break_even_length:
+    if result.state_per_token:
+        console.print(f"What {policy} remembers grows by {human_bytes(result.state_per_token)} with each token.")
+    if result.break_even_length is None:
+        console.print(
+            f"A budget of {budget:,} never saves memory with {policy}: that is no less than the full cache grows."
+        )
+    else:
+        console.print(
+            f"A budget of {budget:,} saves memory for sequences of {result.break_even_length:,} tokens and more."
+        )
+    if result.bounded_row > result.full_row:
         console.print(f"[yellow]At {length:,} tokens it costs more than the full cache.[/yellow]")
     if result.batch_full == 0 and result.batch_bounded == 0:
         console.print("Not even one sequence fits: the weights leave no room.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -86,8 +86,17 @@ class LayerState:
         return 0
 
 
+class _NamedMeta(ABCMeta):
+    """Takes ``name`` of a class statement past ``ABCMeta``, which in Python 3.10 has a parameter called so."""
+
+    def __new__(mcls, class_name, bases, namespace, /, *, name: str = "", **kwargs):
+        if name:
+            kwargs["registered_as"] = name
+        return super().__new__(mcls, class_name, bases, namespace, **kwargs)
+
+
 @dataclass(frozen=True)
-class EvictionPolicy(ABC):
+class EvictionPolicy(metaclass=_NamedMeta):
     """An eviction method. Subclass it with a name and it is registered everywhere:
 
     >>> @dataclass(frozen=True)
@@ -118,20 +127,20 @@ class EvictionPolicy(ABC):
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Published forms by name; a subclass does not inherit them."""
 
-    def __init_subclass__(cls, *, name: str = "", **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, registered_as: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "presets" not in vars(cls):
             cls.presets = {}
         own_methods = any(inspect.isfunction(value) and key[:2] != "__" for key, value in vars(cls).items())
         if "treats_heads_alone" not in vars(cls) and own_methods:
             cls.treats_heads_alone = False  # whoever overrides a method promises anew
-        if not name:
+        if not registered_as:
             return
-        known = _REGISTRY.get(name)
+        known = _REGISTRY.get(registered_as)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ValueError(f"policy name {name!r} is taken by {known.__module__}.{known.__qualname__}")
-        cls.name = name
-        _REGISTRY[name] = cls
+            raise ValueError(f"policy name {registered_as!r} is taken by {known.__module__}.{known.__qualname__}")
+        cls.name = registered_as
+        _REGISTRY[registered_as] = cls
 
     def new_state(self, batch: int) -> LayerState:
         """A fresh state for one layer of one cache of ``batch`` rows."""

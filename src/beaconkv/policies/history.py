@@ -21,6 +21,9 @@ from .observation import ObservationPolicy
 from .query_buffer import QueryBuffer
 from .retention import EverySlot
 
+GROWTH = 256
+"""Slots by which a history without a limit grows: how many there are depends on the tokens seen alone."""
+
 
 class History(LayerState):
     """Recent queries, and the history before them.
@@ -43,7 +46,7 @@ class History(LayerState):
     ) -> None:
         self.n_recent, self.n_beacon, self.rule, self.represent = n_recent, n_beacon, rule, represent
         self.window = QueryBuffer(batch, n_recent, 0, 1)
-        self.past: Tensor | None = None  # (B, H, slots, D) before RoPE, grown by doubling
+        self.past: Tensor | None = None  # (B, H, slots, D) before RoPE, grown by GROWTH
         self.dtype: torch.dtype | None = None  # of the queries as they come
         self.num_past = [0] * batch  # per row: queries that have left the recent ones
 
@@ -116,7 +119,7 @@ class History(LayerState):
         held = 0 if self.past is None else self.past.shape[2]
         if slots <= held:
             return
-        slots = max(slots, self.rule.limit or 2 * held)
+        slots = max(slots, self.rule.limit or -(-slots // GROWTH) * GROWTH)
         new = lasting_zeros(like, len(self.num_past), like.shape[1], slots, like.shape[3], dtype=self.dtype)
         if held:
             new[:, :, :held] = self.past

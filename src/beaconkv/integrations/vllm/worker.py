@@ -6,6 +6,7 @@ prompts are, when they end; and the worker has the model.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -150,13 +151,15 @@ class BoundedWorker(Worker):
             raise RuntimeError(f"vLLM gave the layer {missing[0]} a cache without bounds: this is not supported")
 
     def state_bytes_per_request(self) -> int:
-        """Bytes beside the blocks of one request on this rank: positions, window and the policy's state, measured."""
+        """Bytes beside the blocks of one request of the greatest length on this rank: positions, window and the
+        policy's state, measured."""
         layers = [layer.impl.bounded for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values()]
-        settings, dtype = self.bounded_settings, self.model_config.dtype
+        settings, dtype, length = self.bounded_settings, self.model_config.dtype, self.model_config.max_model_len
         budget, total = settings.schedule.budget, 0
+        measured = cache(lambda *shape: state_bytes(settings.method, budget, length, *shape, dtype))
         for layer in layers:
             if layer is not None:
-                total += state_bytes(settings.method, budget, layer.heads, layer.head_dim, dtype)
+                total += measured(layer.heads, layer.kv_heads, layer.head_dim)
                 total += WINDOW * layer.heads * layer.head_dim * dtype.itemsize + 4 * layer.kv_heads * budget
         return total
 
