@@ -57,14 +57,18 @@ _FAMILIES = {
     "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0, 1], num_hidden_layers=3)),
     "glm4": ("Glm4", dict(head_dim=16, partial_rotary_factor=0.5)),
 }
-FAMILIES = list(_FAMILIES)
+_FAMILIES["gemma2"] = (
+    "Gemma2",
+    dict(head_dim=16, sliding_window=16, num_hidden_layers=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=16),
+)
+FAMILIES = [family for family in _FAMILIES if family != "gemma2"]
 FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
 """Families whose layers are all bounded."""
 
 
 def kernels(family: str) -> list[str]:
     """Attention implementations that transformers offers this family on the CPU."""
-    return ["eager"] if family == "gpt-oss" else ["sdpa", "eager"]
+    return ["eager"] if family in ("gpt-oss", "gemma2") else ["sdpa", "eager"]
 
 
 @cache
@@ -73,7 +77,8 @@ def _build(family: str, kernel: str, dtype: torch.dtype, shape: tuple = ()):
     config_class = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(1)
-    config = config_class(**{**_COMMON, **extra, **dict(shape)}, attn_implementation=kernel)
+    shape = {key: list(value) if isinstance(value, tuple) else value for key, value in shape}
+    config = config_class(**{**_COMMON, **extra, **shape}, attn_implementation=kernel)
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
