@@ -183,6 +183,21 @@ def test_weights_are_the_models_own(family):
     assert compare(tiny(family, "eager"), (3, 17, 45), TURNS) < 5e-6
 
 
+def test_a_softcap_that_the_kernel_ignores_is_not_the_policys():
+    """SDPA knows none: transformers 4 leaves it out without a word, newer releases refuse."""
+    try:
+        model = tiny("gemma2", "sdpa")
+    except ValueError as error:
+        pytest.skip(str(error))
+    without, inputs = tiny("gemma2", "eager", attn_logit_softcapping=None), prompt(20)
+    cache = BoundedCache(model, Spy(), 28, protect=4)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, without(**inputs).logits, atol=1e-4, rtol=1e-4)
+        model(**inputs, past_key_values=cache, use_cache=True)
+        model(torch.tensor([[5]]), past_key_values=cache, use_cache=True)
+    assert [host.layer.params.softcap for host in cache._bounded] == [None, None]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_queries_of_one_repeated_token_are_alike_before_rope(family):
     """In the first layer at least, all positions hold the same hidden state: only the rotation tells them apart."""

@@ -74,7 +74,7 @@ class LayerCall:
                 return [part.stop - part.start] * key.shape[0]
             return on_host[:, part].sum(dim=1).tolist()
 
-        params, rope = self._params(query, kwargs), self._rope(query)
+        params, rope = self._params(query, kernel, kwargs), self._rope(query)
         self.host.prepare(key, value, counts(slice(0, num_new)))
         size = layer.schedule.prefill_chunk or num_new
         if num_new > size:
@@ -103,15 +103,18 @@ class LayerCall:
         host.has_decoded = True
         inputs = host.stack.append(host.number, key, value)
         output = run_step(kernel, module, query, inputs, self.mask(kernel, inputs, query), **kwargs)
-        host.stack.observe(host.number, query, self._rope(query), self._params(query, kwargs))
+        host.stack.observe(host.number, query, self._rope(query), self._params(query, kernel, kwargs))
         host.attended(1)
         return output
 
-    def _params(self, query: Tensor, kwargs: dict[str, Any]) -> AttentionParams:
+    def _params(self, query: Tensor, kernel: str, kwargs: dict[str, Any]) -> AttentionParams:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         sinks = kwargs.get("s_aux")
-        return AttentionParams(scaling, kwargs.get("softcap"), None if sinks is None else sinks.detach())
+        softcap = (
+            None if kernel == "sdpa" else kwargs.get("softcap")
+        )  # transformers 4 passes it on, and SDPA ignores it
+        return AttentionParams(scaling, softcap, None if sinks is None else sinks.detach())
 
     def _rope(self, query: Tensor) -> Rope:
         return Rope(self.rope.cos.to(query.device), self.rope.sin.to(query.device), self.rope.apply)
