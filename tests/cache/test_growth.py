@@ -126,6 +126,22 @@ def test_refusals():
         EvictionSchedule(None, growth=3)
 
 
+def test_rows_of_equal_length_and_tokens_keep_their_own_number_of_evictions():
+    """One was evicted twice, the other once of as many entries; then they change places."""
+    layer = BoundedLayer(make_policy("streaming_llm"), EvictionSchedule(16, 8, prefix=1, protect=2))
+    for counts in ((30, 41), (11, 0)):
+        longest = max(counts)
+        real = torch.arange(longest) >= torch.tensor([[longest - count] for count in counts])
+        rope = Rope(torch.ones(1, longest, 4), torch.zeros(1, longest, 4), ops.apply_half)
+        keys = torch.randn(2, 2, longest, 4)
+        layer.append(keys, keys, real)
+        layer.observe(torch.randn(2, 4, longest, 4), rope, AttentionParams(0.5))
+    assert (layer.slab.lengths, layer.slab.num_seen, layer.num_evictions) == ([8, 8], [41, 41], [2, 1])
+    layer.select_rows(torch.tensor([1, 0]))
+    layer.check_integrity()
+    assert layer.num_evictions == [1, 2]
+
+
 def test_rows_of_equal_length_but_other_evictions_are_not_alike():
     """Turns of different length bring two rows to one length and one position, and to different next evictions."""
     layer = BoundedLayer(make_policy("recent"), EvictionSchedule(16, 8, prefix=1, protect=2, growth=3))
