@@ -6,20 +6,28 @@ Each mutant is made in a temporary copy of the tree, alone. First the same tests
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+os.environ["TRITON_INTERPRET"] = "1"
+
+import hypothesis  # noqa: F401 - imported once for all children
+import pytest
+import torch  # noqa: F401
+import transformers.modeling_utils  # noqa: F401
+
 from .mutant import ROOT, Mutant
 from .mutants import MUTANTS
 from .table import SURVIVED, TABLE, TIMED_OUT, read, write
 
+FORK = multiprocessing.get_context("fork")
 TIMEOUT = 180
 """Seconds after which a mutant counts as noticed: the tests take less without one."""
 
@@ -54,13 +62,7 @@ def main() -> None:
 
 
 def require_clean(copy: Path, mutants: Iterable[Mutant]) -> None:
-    """Stop unless all tests that will be run pass on the copy, and import the library from it."""
-    code = "import beaconkv; print(beaconkv.__file__)"
-    where = subprocess.run(
-        [sys.executable, "-c", code], env=environment(copy), cwd=copy, capture_output=True, text=True
-    )
-    if not where.stdout.startswith(str(copy)):
-        raise SystemExit(f"the copy is not what is imported: {where.stdout}{where.stderr}")
+    """Stop unless all tests that will be run pass without a mutant."""
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     if (failed := first_failure(copy, tests, timeout=None)) is not None:
         raise SystemExit(f"a test fails without any mutant: {failed}")
@@ -79,45 +81,40 @@ def run_over(copy: Path, mutant: Mutant) -> str:
 
 def first_failure(copy: Path, tests: Iterable[str], timeout: float | None) -> str | None:
     """Node id of the first test that fails, or None."""
-    report = copy / "failed.txt"
+    report, output = copy / "failed.txt", copy / "output.txt"
     report.unlink(missing_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "tests.mutation.plugin",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
-    process = subprocess.Popen(
-        command,
-        cwd=copy,
-        env=environment(copy),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    arguments = ["-x", "-q", "-p", "tests.mutation.plugin", "-p", "no:cacheprovider", *tests]
+    process = FORK.Process(target=run_pytest, args=(copy, output, arguments))
+    process.start()
+    process.join(timeout)
+    if process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)  # the processes of the tests, too
+        process.join()
         return TIMED_OUT
-    if process.returncode == 0:
+    if process.exitcode == 0:
         return None
     if not report.exists():
-        raise SystemExit(f"pytest failed, and no test did:\n{output.decode()}")
+        raise SystemExit(f"pytest failed, and no test did:\n{output.read_text(encoding='utf-8')}")
     return report.read_text(encoding="utf-8").splitlines()[0]
 
 
-def environment(copy: Path) -> dict[str, str]:
-    """Imports come from the copy; no bytecode is written, since a mutant may have the size and time of another."""
-    own = dict(PYTHONPATH=f"{copy / 'src'}{os.pathsep}{copy}", PYTHONDONTWRITEBYTECODE="1", TRITON_INTERPRET="1")
-    return {**os.environ, **own, "MUTATION_REPORT": str(copy / "failed.txt")}
+def run_pytest(copy: Path, output: Path, arguments: list[str]) -> None:
+    """In a child: what the library needs is imported already, the library and its tests come from the copy."""
+    os.setsid()
+    os.chdir(copy)
+    own = dict(PYTHONPATH=f"{copy / 'src'}{os.pathsep}{copy}", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(own, MUTATION_REPORT=str(copy / "failed.txt"))
+    # A mutant may have the size and the time of another: no bytecode is kept.
+    sys.dont_write_bytecode = True
+    sys.path[:0] = [str(copy), str(copy / "src")]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "beaconkv")]:
+        del sys.modules[name]
+    with output.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    code = pytest.main(arguments)
+    where = sys.modules["beaconkv"].__file__ if "beaconkv" in sys.modules else str(copy)
+    os._exit(code if where.startswith(str(copy)) else 70)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ STACK, SCALAR, GROWTH, ROWS, HIDDEN, CONTRACT = (
 
 counts = mutants_of("cache/counts.py", STACK, GROWTH, ROWS)
 schedule = mutants_of("cache/schedule.py", "cache/test_schedule", GROWTH, STACK)
-slab = mutants_of("cache/slab.py", STACK, SCALAR, ROWS, HIDDEN)
-layer = mutants_of("cache/layer.py", SCALAR, STACK, GROWTH, ROWS, CONTRACT)
+slab = mutants_of("cache/slab.py", "cache/test_slab", STACK, ROWS, SCALAR, HIDDEN)
+layer = mutants_of("cache/layer.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
 stack = mutants_of("cache/stack.py", STACK, ROWS)
-progress = mutants_of("cache/progress.py", "cache/test_progress")
+progress = mutants_of("cache/progress.py", "cache/test_progress", "integrations/vllm/test_requests")
 
 MUTANTS = [
     counts(
@@ -168,7 +168,12 @@ MUTANTS = [
         "schedule.budget - 2 + (piece - 1) + tokens",
     ),
     progress("pieces begin where a step begins", "piece = start // self.piece * self.piece", "piece = start"),
-    progress("a prompt's single tokens run together", "(1 if start < self.prompt else room)", "room"),
+    progress(
+        "a prompt's single tokens run together",
+        "(1 if start < self.prompt else max(room, 1))",
+        "max(room, 1)",
+        equivalent="they are steps like those that follow, and a run of steps ends where an eviction is due",
+    ),
     progress(
         "a prompt leaves what a step leaves",
         "self.schedule.kept_in_chunk(self.prompt, self.evictions)",

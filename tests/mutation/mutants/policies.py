@@ -8,11 +8,11 @@ FORMULA, CONTRACT, STACK, ROWS = (
 
 types = mutants_of("types.py", CONTRACT, "cache/test_layer_against_scalar")
 base = mutants_of("policies/base.py", STACK)
-h2o = mutants_of("policies/h2o.py", "policies/test_h2o", STACK, ROWS, CONTRACT, FORMULA)
+h2o = mutants_of("policies/h2o.py", "policies/test_h2o", ROWS, STACK, CONTRACT, FORMULA)
 buffer = mutants_of(
-    "policies/query_buffer.py", "policies/test_query_buffer", "cache/test_layer_against_scalar", STACK, ROWS, CONTRACT
+    "policies/query_buffer.py", "policies/test_query_buffer", ROWS, STACK, "cache/test_layer_against_scalar", CONTRACT
 )
-history = mutants_of("policies/history.py", "policies/test_history", STACK, ROWS, CONTRACT, FORMULA)
+history = mutants_of("policies/history.py", "policies/test_history", ROWS, STACK, FORMULA, CONTRACT)
 observation = mutants_of("policies/observation.py", FORMULA, STACK)
 retention = mutants_of("policies/retention.py", "policies/test_history", FORMULA)
 beacon = mutants_of("policies/beacon.py", "policies/test_presets", "cache/test_layer_against_scalar")
