@@ -53,9 +53,9 @@ def main() -> None:
         for mutant in chosen:
             start = time.perf_counter()
             found[mutant.key] = run_over(copy, mutant)
+            write(found)  # whoever stops it keeps what was found
             seconds = time.perf_counter() - start
             print(f"{seconds:4.0f} s  {mutant.file}: {mutant.what}: {found[mutant.key]}", flush=True)
-    write(found)
     missed = [m for m in MUTANTS if found.get(m.key, SURVIVED) == SURVIVED and not m.equivalent]
     print(f"{TABLE.relative_to(ROOT)}: {len(MUTANTS)} mistakes, {len(missed)} not noticed")
     sys.exit(bool(missed))

@@ -6,14 +6,14 @@ from .mutant import ROOT, Mutant
 from .mutants import MUTANTS
 
 TABLE = ROOT / "docs" / "mutation.md"
-SURVIVED, TIMED_OUT, NOTHING = "no test", "running until it was stopped", "nothing"
+SURVIVED, TIMED_OUT, NOTHING, NOT_RUN = "no test", "running until it was stopped", "nothing", "not run"
 HEAD = """# Do the tests notice mistakes?
 
 `make mutation` makes small mistakes in the library, one at a time, each in a copy of the tree, and runs the tests that
 should notice it until one fails. A mistake that lets the tests run on for minutes (most often a loop that never ends)
 is stopped and counts as noticed. The mistakes were chosen by hand (`tests/mutation/mutants/`); only the tests named
-there are run, on a CPU, kernels in Triton's interpreter. It says something about these mistakes,
-and nothing about others.
+there are run, on a CPU, kernels in Triton's interpreter. It says something about these mistakes, and nothing about
+others; what needs vLLM itself or a GPU is not among them.
 """
 
 
@@ -23,11 +23,11 @@ Found = dict[tuple[str, str], str]
 
 def write(found: Found) -> None:
     """Write the table."""
-    said = [_said(mutant, found.get(mutant.key, "not run")) for mutant in MUTANTS]
-    missed = sum(words in (SURVIVED, "not run") for words in said)
+    said = [_said(mutant, found.get(mutant.key, NOT_RUN)) for mutant in MUTANTS]
+    missed, waiting = said.count(SURVIVED), said.count(NOT_RUN)
     nothing = sum(words.startswith(NOTHING) for words in said)
-    noticed = len(said) - missed - nothing
-    lines = [HEAD, f"**{len(said)} mistakes: {noticed} noticed, {missed} not noticed, {nothing} change nothing.**"]
+    counted = f"{len(said) - missed - waiting - nothing} noticed, {missed} not noticed, {nothing} that change nothing"
+    lines = [HEAD, f"**{len(said)} mistakes: {counted}{f', {waiting} not run' if waiting else ''}.**"]
     file = None
     for mutant, words in zip(MUTANTS, said, strict=True):
         if mutant.file != file:
