@@ -35,7 +35,7 @@ else
 	.venv-vllm/bin/python -m pytest tests/cache/test_progress.py tests/integrations/vllm
 endif
 
-mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; half an hour
+mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
 	.venv/bin/python -m tests.mutation.run
 
 lint: .venv/ready  ## ruff

@@ -12,7 +12,7 @@ from beaconkv.types import AttentionParams, Rope
 
 def run(policy, schedule, prompts, steps, check):
     """Feeds rows of such prompts; check(layer, events) after each pass."""
-    events = []
+    events, dropped = [], 0
     layer = BoundedLayer(policy, schedule, on_evict=events.append)
     longest = max(prompts)
     pad = torch.tensor([longest - p for p in prompts])
@@ -24,6 +24,8 @@ def run(policy, schedule, prompts, steps, check):
         layer.observe(torch.randn(len(prompts), 4, m, 4), rope, AttentionParams(0.5))
         layer.check_integrity()
         check(layer, events)
+        dropped += sum(event.dropped.numel() for event in events)
+        assert layer.entries_dropped == dropped
         events.clear()
     return layer
 
