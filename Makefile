@@ -8,7 +8,7 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm sweep catalogue train setup models clean
+.PHONY: help demo demo-text test mutation lint bench bench-peers bench-serving test-vllm sweep catalogue train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -34,6 +34,9 @@ ifeq ($(HAS_VLLM),)
 else
 	.venv-vllm/bin/python -m pytest tests/cache/test_progress.py tests/integrations/vllm
 endif
+
+mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
+	.venv/bin/python -m tests.mutation.run
 
 lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .

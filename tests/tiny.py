@@ -87,10 +87,16 @@ _FAMILIES |= {
     "ernie": ("Ernie4_5", dict(head_dim=8)),
     "helium": ("Helium", dict(head_dim=8)),
     "cohere": ("Cohere", dict()),
+    "gemma2": (
+        "Gemma2",
+        dict(head_dim=16, sliding_window=16, num_hidden_layers=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=16),
+    ),
 }
 IS_NEW = int(transformers.__version__.split(".")[0]) >= 5
 FURTHER = [
-    name for name in _FAMILIES if name not in FAMILIES and (IS_NEW or name in ("phi", "ernie", "helium", "cohere"))
+    name
+    for name in _FAMILIES
+    if name not in FAMILIES and (IS_NEW or name in ("phi", "ernie", "helium", "cohere", "gemma2"))
 ]
 """Families that are compared with the plain cache only; transformers 4.x lacks some, and gives others other modules."""
 FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
@@ -99,7 +105,7 @@ FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
 
 def kernels(family: str) -> list[str]:
     """Attention implementations that transformers offers this family on the CPU."""
-    return ["eager"] if family == "gpt-oss" else ["sdpa", "eager"]
+    return ["eager"] if family in ("gpt-oss", "gemma2") else ["sdpa", "eager"]
 
 
 @cache
@@ -109,7 +115,8 @@ def _build(family: str, kernel: str, dtype: torch.dtype, shape: tuple = ()):
     config_class = getattr(transformers, text_config if hasattr(transformers, text_config) else f"{name}Config")
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(1)
-    config = config_class(**{**_COMMON, **extra, **dict(shape)}, attn_implementation=kernel)
+    shape = {key: list(value) if isinstance(value, tuple) else value for key, value in shape}
+    config = config_class(**{**_COMMON, **extra, **shape}, attn_implementation=kernel)
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -43,6 +43,14 @@ def test_reduced_precision_cos_and_sin_are_divided_out(dtype):
     torch.testing.assert_close(ops.unrotate(ops.rotate(x, rope), rope), x, atol=1e-5, rtol=1e-5)
 
 
+def test_turned_in_float32_whatever_comes():
+    x, rope = torch.randn(1, 2, 9, 16).bfloat16(), random_rope(9, 16, ops.apply_half, dtype=torch.bfloat16)
+    in_full = Rope(rope.cos.float(), rope.sin.float(), rope.apply)
+    for turn in (ops.rotate, ops.unrotate):
+        assert turn(x, rope).dtype == torch.float32
+        assert torch.equal(turn(x, rope), turn(x.float(), in_full))
+
+
 def test_half_layout_equals_scalar():
     inv = [1.0, 0.31, 0.02]
     angle = 17 * torch.tensor(inv)

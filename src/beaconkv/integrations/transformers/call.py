@@ -110,16 +110,17 @@ class LayerCall:
         output, weights = run_step(kernel, module, query, inputs, self.mask(kernel, inputs, query), **kwargs)
         host.note_columns(weights)
         rope = self.owner.rope_on(self.rope, query.device)
-        host.stack.observe(host.number, query, rope, self.params(query, kwargs))
+        host.stack.observe(host.number, query, rope, self.params(query, kernel, kwargs))
         host.attended(1)
         return output, weights
 
-    def params(self, query: Tensor, kwargs: dict[str, Any]) -> AttentionParams:
+    def params(self, query: Tensor, kernel: str, kwargs: dict[str, Any]) -> AttentionParams:
         """How the module computes its logits."""
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         sinks = kwargs.get("s_aux")
-        return AttentionParams(scaling, kwargs.get("softcap"), None if sinks is None else sinks.detach())
+        softcap = None if kernel == "sdpa" else kwargs.get("softcap")  # transformers 4 passes it on; SDPA ignores it
+        return AttentionParams(scaling, softcap, None if sinks is None else sinks.detach())
 
     def mask(self, kernel: str, inputs: AttentionInputs, queries: Tensor) -> Tensor | None:
         """What the queries see of the entries, in the form the kernel takes."""
@@ -215,7 +216,7 @@ class _Reader:
         output, weights = self._attend(piece, inputs)
         if note_columns and weights is not None:
             call.host.note_chunk_columns(inputs.keys.shape[2] - piece.keys.shape[2], real, counts, piece.keys.shape[2])
-        layer.observe(piece.queries, piece.rope, call.params(piece.queries, self.kwargs))
+        layer.observe(piece.queries, piece.rope, call.params(piece.queries, self.kernel, self.kwargs))
         if piece.keys.shape[2] > 1:
             call.owner.note_peak(whole_bytes + layer.copied_bytes)
         return output, weights
