@@ -86,7 +86,8 @@ MUTANTS = [
         "self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1)",
         "self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1) + 1",
     ),
-    slab("a ragged step writes no values", "self.values[layer][row, :, slot] = values[:, :, 0]", "pass"),
+    slab("a ragged step writes no values", "(self.values[layer], values)):", "(self.keys[layer], keys)):"),
+    slab("a ragged step keeps the dtype that comes", "new[:, :, 0].to(slab.dtype)", "new[:, :, 0]"),
     slab("a step writes no values", "self.new_values[layer].copy_(values[:, :, 0])", "pass"),
     slab(
         "values stay where they were",

@@ -9,8 +9,19 @@ REQUESTS, WEIGHTS, HIDDEN, ROWS, GENERATE = (
 
 requests = mutants_of("integrations/vllm/requests.py", REQUESTS)
 call = mutants_of("integrations/transformers/call.py", WEIGHTS, HIDDEN)
-host = mutants_of("integrations/transformers/host_layer.py", ROWS, GENERATE)
+host = mutants_of("integrations/transformers/host_layer.py", ROWS, GENERATE, "integrations/test_continuation")
 mask = mutants_of("integrations/transformers/attention.py", HIDDEN)
+CONTINUATION, READING, ROTATION, SAVING, ATTACHMENT, COLUMNS = (
+    f"integrations/test_{name}"
+    for name in ("continuation", "reading", "rotation", "saving", "attachment", "attention_weights")
+)
+seen = mutants_of("integrations/transformers/continuation.py", CONTINUATION)
+generation = mutants_of("integrations/transformers/generation.py", CONTINUATION, SAVING)
+reading = mutants_of("integrations/transformers/reading.py", READING)
+reader = mutants_of("integrations/transformers/call.py", READING, COLUMNS)
+rotation = mutants_of("integrations/transformers/rotation.py", ROTATION)
+attachment = mutants_of("integrations/transformers/attachment.py", ATTACHMENT, CONTINUATION, SAVING)
+cache = mutants_of("integrations/transformers/cache.py", CONTINUATION, GENERATE, ATTACHMENT)
 
 MUTANTS = [
     requests("rows of the window are not given back", "self._free_rows.append(request.row)", "pass"),
@@ -73,4 +84,45 @@ MUTANTS = [
         "indices.long()",
     ),
     mask("a new token does not see itself", "visible = index <= own", "visible = index < own"),
+    seen("a text of the same length continues", "if length <= columns:", "if length < columns:"),
+    seen("a text is not compared", "if differs.any():", "if False:"),
+    seen("padding is compared", "differs[:, :known] &= self._real[:, :known]", "pass"),
+    seen("moved rows keep the texts of others", "lasting_rows(block, index.to(block.device))", "block"),
+    seen("ids of steps are not written", "select(1, BLOCK - free).copy_(ids[:, 0])", "select(1, BLOCK - free)"),
+    seen("the last position may come again", "new <= last:", "new < last:"),
+    seen("positions of padding count", "int(reduce(own[kept], 0)) if kept.any()", "int(reduce(own, 0)) if kept.any()"),
+    seen("a mask over cached tokens is let pass", "if not same:", "if False:"),
+    seen("hidden tokens of single steps are let pass", 'elif mask.device.type == "cpu":', "elif False:"),
+    generation("use_cache=False is let pass", 'self._setting("use_cache", kwargs) is False', "False"),
+    generation("generate stays wrapped", "del owner.generate", "pass"),
+    generation("a copy generates with the first model", '(getattr, (self._model(), "generate"))', "(_same, (self,))"),
+    reading(
+        "what remains is read although more may come", "count if is_last else count //", "count if True else count //"
+    ),
+    reading("a last piece is left out", "count if is_last else count //", "count if False else count //"),
+    reading(
+        "pieces overlap by a token",
+        "for first in range(0, longest, size)",
+        "for first in range(0, longest, size - 1 or 1)",
+    ),
+    reader("tokens that wait are read as if first", "*(before + column for column", "*(column for column"),
+    reader("tokens that have waited are not of the prompt", "is_prompt=cut is not None", "is_prompt=False"),
+    reader("columns of weights are those after the eviction", "host.note_columns(weights)", "host.note_columns(None)"),
+    rotation("one rotation is enough", "for _ in range(2)]", "for _ in range(1)]"),
+    rotation("positions are not tried", "for position in FAR:", "for position in ():"),
+    rotation("layers without rotation are refused", "return ops.apply_identity", "continue"),
+    rotation("16 bits are taken for exact", "tolerance = 1e-4 if exact else 5e-2", "tolerance = 1e-4"),
+    attachment(
+        "the wrapper's name stays", "config._attn_implementation = kernel_of(config._attn_implementation)", "pass"
+    ),
+    attachment("hooks go along with a copy", "return _Hook, ()", "return _Hook, (self.act, *self.first)"),
+    attachment(
+        "a kernel changed since is not looked at",
+        "        with _LOCK:\n            self.require_kernels()\n",
+        "        with _LOCK:\n",
+    ),
+    cache("layers are not parted by rotation", "if len(alike) == 1 else", "if True else"),
+    cache("a cache that is not used is not noticed", "if self._bounded[0].num_columns == columns:", "if False:"),
+    cache("all cos and sin are one", "if known.cos is rope.cos and known.sin is rope.sin:", "if True:"),
+    host("any model may write", "if not self.is_announced:", "if False:"),
 ]

@@ -18,7 +18,7 @@ MUTANTS = [
         "(first * cos1).add_(second * sin1)",
     ),
     rope("what does not turn is not written", "into[..., turned:] = own[..., turned:]", "pass"),
-    rope("other layouts are taken for half by half", "rope.apply is not reference.apply_half or ", ""),
+    rope("backwards is taken for forwards", "layout is None or layout.backwards or", "layout is None or"),
     rope(
         "a rope of one step is taken for one of all",
         "or cos.shape[1] != m ",
