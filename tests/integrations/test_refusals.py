@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import transformers
 import beaconkv
 from beaconkv import BoundedCache
 from beaconkv.integrations.transformers import support
-from tests.tiny import _COMMON, greedy, prompt, tiny
+from tests.tiny import _COMMON, IS_NEW, greedy, prompt, tiny
 
 
 @pytest.mark.parametrize(
@@ -266,3 +267,37 @@ def test_a_cache_whose_model_is_gone():
     for use in (cache.reset, lambda: copy.deepcopy(cache)):
         with pytest.raises(RuntimeError, match="the model of this BoundedCache is gone"):
             use()
+
+
+REASONS = [
+    ("T5ForConditionalGeneration", "is an encoder-decoder"),
+    ("BartForConditionalGeneration", "is an encoder-decoder"),
+    ("GPT2LMHeadModel", "has no attention module that takes cos and sin"),
+    ("BloomForCausalLM", "has no attention module that takes cos and sin"),
+    ("FalconForCausalLM", "has no attention module that takes cos and sin"),
+    ("MambaForCausalLM", "has no full-attention layer to bound, only LinearAttentionLayer"),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS, ids=[name for name, _ in REASONS])
+def test_every_refusal_names_its_true_reason(name, reason):
+    if name == "MambaForCausalLM" and not IS_NEW:
+        return  # it has a cache of its own there
+    kind = getattr(transformers, name)
+    sizes = {
+        **_COMMON,
+        "d_model": 48,
+        "n_head": 6,
+        "n_layer": 2,
+        "num_layers": 2,
+        "num_heads": 6,
+        "d_kv": 8,
+        "d_ff": 64,
+    }
+    known = inspect.signature(kind.config_class.__init__).parameters
+    known = set(known) | set(getattr(kind.config_class, "__dataclass_fields__", {}))
+    with torch.device("meta"):
+        model = kind(kind.config_class(**{key: value for key, value in sizes.items() if key in known}))
+    with pytest.raises(ValueError, match=f"{name}.* {reason}") as refusal:
+        BoundedCache(model, budget=64)
+    assert "AttentionInterface" not in str(refusal.value)
