@@ -19,12 +19,6 @@ MUTANTS = [
     ),
     rope("what does not turn is not written", "into[..., turned:] = own[..., turned:]", "pass"),
     rope("backwards is taken for forwards", "layout is None or layout.backwards or", "layout is None or"),
-    rope(
-        "a rope of one step is taken for one of all",
-        "or cos.shape[1] != m ",
-        "",
-        equivalent="one step broadcasts over all, to the same bits",
-    ),
     sampling("a zero vector has cosine 1 to itself", ".copy_(largest.squeeze(-1) > 0)", ".fill_(1.0)"),
     sampling("picked again", "cos.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)", "pass"),
     sampling("the nearest, not the farthest", "pick = nearest.argmin(dim=-1)", "pick = nearest.argmax(dim=-1)"),
