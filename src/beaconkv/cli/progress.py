@@ -63,9 +63,9 @@ class ShownProgress(Counts):
 
     def _state(self) -> str:
         said = [f"{self.done:,} of {self.answers:,} answers"]
-        if self.speed is not None:
-            said.append(f"{self.speed:,.0f} tokens/s")
         if self.seconds_left is not None and self.done < self.answers:
             limit = "at most" if self.is_bounded else "about"
             said.append(f"{limit} {seconds_in_words(self.seconds_left)} left")
+        if self.speed is not None:  # last: a narrow screen cuts the end
+            said.append(f"{self.speed:,.0f} tokens/s")
         return ", ".join(said)
