@@ -197,8 +197,23 @@ def test_a_log_has_a_line_now_and_then(monkeypatch):
     lines = out.getvalue().splitlines()
     assert len(lines) == 2 * 4  # at the start of a cell, and after 30, 60 and 90 of its 100 s
     assert lines[0] == "full (1 of 2), plan: 0 of 20 answers"
-    assert lines[1] == "full (1 of 2), plan: 0 of 20 answers, 20 tokens/s, at most 16 min left"
-    assert lines[4].startswith("beaconkv at 96 (2 of 2), plan: 1 of 20 answers, 20 tokens/s, about ")
+    assert lines[1] == "full (1 of 2), plan: 0 of 20 answers, at most 16 min left, 20 tokens/s"
+    assert lines[4].startswith("beaconkv at 96 (2 of 2), plan: 1 of 20 answers, about ")
+
+
+def test_a_narrow_screen_shows_what_is_left(monkeypatch):
+    from beaconkv.cli import progress
+
+    out, now = io.StringIO(), [0.0]
+    monkeypatch.setattr(progress, "messages", Console(file=out, width=80, force_terminal=True, color_system=None))
+    cell = SimpleNamespace(name="beaconkv:n_recent=4:n_beacon=28 at 448")
+    evaluation = SimpleNamespace(keys=lambda: set(range(2000)), cells=[cell])
+    with ShownProgress(evaluation, lambda: now[0]) as shown:
+        shown.started(SimpleNamespace(cell=cell, task=SimpleNamespace(name="machine@0.66"), limit=1000))
+        now[0] = 10.0
+        shown.wrote(5000)
+    assert "0 of 2,000 answers, at most 66 min left" in out.getvalue()
+    assert "beaconkv:n_recent=4:n_beacon=28 at 448" in out.getvalue()
 
 
 def test_seconds_in_words():

@@ -30,9 +30,9 @@ class ShownProgress(Counts):
         super().__init__(len(evaluation.keys()), clock)
         self._cells = [cell.name for cell in evaluation.cells]
         self._told = float("-inf")
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[state]}"))
+        columns = (BarColumn(bar_width=None), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=messages, disable=not messages.is_terminal, expand=True)
-        self._task = self._bar.add_task("", total=1.0, state="")
+        self._task = self._bar.add_task("", total=1.0)
 
     def __enter__(self) -> ShownProgress:
         self._bar.start()
@@ -44,13 +44,16 @@ class ShownProgress(Counts):
     def started(self, batch: Batch) -> None:
         """A new method, budget or task is told at once."""
         before = self.batch
-        if before is None or (before.cell, before.task.name) != (batch.cell, batch.task.name):
+        is_new = before is None or (before.cell, before.task.name) != (batch.cell, batch.task.name)
+        if is_new:
             self._told = float("-inf")
         super().started(batch)
+        if is_new and messages.is_terminal:  # on a line above the bar, where a long name has room
+            messages.print(self._where(), style="dim", highlight=False, markup=False)
 
     def changed(self) -> None:
         if messages.is_terminal:
-            self._bar.update(self._task, completed=self.share, description=self._where(), state=self._state())
+            self._bar.update(self._task, completed=self.share, description=self._state())
         elif self.batch is not None and self._clock() - self._told >= EVERY:
             self._told = self._clock()
             messages.print(f"{self._where()}: {self._state()}", style="dim", highlight=False, soft_wrap=True)
@@ -63,9 +66,9 @@ class ShownProgress(Counts):
 
     def _state(self) -> str:
         said = [f"{self.done:,} of {self.answers:,} answers"]
-        if self.speed is not None:
-            said.append(f"{self.speed:,.0f} tokens/s")
         if self.seconds_left is not None and self.done < self.answers:
             limit = "at most" if self.is_bounded else "about"
             said.append(f"{limit} {seconds_in_words(self.seconds_left)} left")
+        if self.speed is not None:  # last: a narrow screen cuts the end
+            said.append(f"{self.speed:,.0f} tokens/s")
         return ", ".join(said)
