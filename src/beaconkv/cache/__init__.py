@@ -1,7 +1,7 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
 from .footprint import can_join, row_bytes, state_bytes
-from .layer import AttentionInputs, BoundedLayer
+from .layer import AttentionInputs, BoundedLayer, pick_steps
 from .progress import Progress, Run, most_slots
 from .schedule import SCOPES, EvictionSchedule, staggered
 from .stack import LayerStack
@@ -18,6 +18,7 @@ __all__ = [
     "Run",
     "can_join",
     "most_slots",
+    "pick_steps",
     "row_bytes",
     "staggered",
     "state_bytes",

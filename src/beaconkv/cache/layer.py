@@ -329,7 +329,7 @@ class BoundedLayer:
         is_padded = count < new[0].shape[2]
         if is_padded:
             order = (~rows.take(chunk.real)).to(torch.int8).argsort(dim=1, stable=True)[:, :count]
-            new, queries, rope = [_pick(t, order) for t in new], _pick(queries, order), rope.gather(order)
+            new, queries, rope = [pick_steps(t, order) for t in new], pick_steps(queries, order), rope.gather(order)
         positions = torch.arange(seen, seen + count, dtype=torch.int32, device=queries.device)
         positions = positions.expand(*new[0].shape[:2], -1)
         slab.saw(rows, count)
@@ -456,7 +456,7 @@ class BoundedLayer:
             assert (held[:, length - protect :] == end).all(), f"row {row} lost protected last entries"
 
 
-def _pick(tensor: Tensor, order: Tensor) -> Tensor:
-    """tensor (R, heads, m, D), order (R, c) -> (R, heads, c, D)."""
+def pick_steps(tensor: Tensor, order: Tensor) -> Tensor:
+    """Steps of each row's own choice. tensor (R, heads, m, D), order (R, c) int64 -> (R, heads, c, D), a copy."""
     index = order[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[-1])
     return tensor.gather(2, index)

@@ -10,6 +10,7 @@ STACK, SCALAR, GROWTH, ROWS, HIDDEN, CONTRACT = (
 counts = mutants_of("cache/counts.py", STACK, GROWTH, ROWS)
 schedule = mutants_of("cache/schedule.py", "cache/test_schedule", GROWTH, STACK)
 slab = mutants_of("cache/slab.py", "cache/test_slab", STACK, ROWS, SCALAR, HIDDEN)
+autocast = mutants_of("cache/slab.py", "integrations/test_generate")
 layer = mutants_of("cache/layer.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
 stack = mutants_of("cache/stack.py", STACK, ROWS)
 progress = mutants_of("cache/progress.py", "cache/test_progress", "integrations/vllm/test_requests")
@@ -87,7 +88,7 @@ MUTANTS = [
         "self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1) + 1",
     ),
     slab("a ragged step writes no values", "(self.values[layer], values)):", "(self.keys[layer], keys)):"),
-    slab("a ragged step keeps the dtype that comes", "new[:, :, 0].to(slab.dtype)", "new[:, :, 0]"),
+    autocast("a ragged step keeps the dtype that comes", "new[:, :, 0].to(slab.dtype)", "new[:, :, 0]"),
     slab("a step writes no values", "self.new_values[layer].copy_(values[:, :, 0])", "pass"),
     slab(
         "values stay where they were",

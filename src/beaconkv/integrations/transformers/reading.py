@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...cache import pick_steps
 from ...types import Rope
 
 Span = tuple[int, int]
@@ -58,12 +59,8 @@ class Tokens:
 
     def gather(self, order: Tensor) -> Tokens:
         """Columns of each row's own choice, copied. order: (B, m) int64."""
-
-        def pick(t: Tensor) -> Tensor:
-            index = order[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[-1])
-            return t.gather(2, index)
-
-        return Tokens(pick(self.keys), pick(self.values), pick(self.queries), self.rope.gather(order))
+        keys, values, queries = (pick_steps(t, order) for t in (self.keys, self.values, self.queries))
+        return Tokens(keys, values, queries, self.rope.gather(order))
 
     def followed_by(self, other: Tokens) -> Tokens:
         """These columns and then others."""
