@@ -38,6 +38,29 @@ def test_another_text(length):
     assert torch.equal(write(model, ids_of(length, 2), cache), write(model, ids_of(length, 2)))
 
 
+def test_the_text_itself_without_a_new_token():
+    model, cache = tiny("qwen3"), BoundedCache(tiny("qwen3"), **LARGE)
+    text = write(model, ids_of(20, 1), cache)
+    assert cache.get_seq_length() == 29
+    for length in (12, 29):
+        with pytest.raises(ValueError, match=f"already seen 29 tokens, and this text has {length}"):
+            write(model, text[:, :length], cache)
+    assert torch.equal(write(model, text, cache), write(model, text))
+
+
+def test_what_stands_in_padding_is_no_text():
+    model, inputs = tiny("qwen3"), prompt(9, 20)
+    cache = BoundedCache(model, **LARGE)
+    texts = model.generate(**inputs, past_key_values=cache, max_new_tokens=5, do_sample=False)
+    mask = torch.cat([inputs["attention_mask"], torch.ones(2, 5).long()], dim=1)
+    texts[0, :11] = 7  # in place of padding tokens
+    again = write(model, texts, copy.deepcopy(cache), attention_mask=mask)
+    assert torch.equal(again, write(model, texts, attention_mask=mask))
+    texts[0, 11] += 1
+    with pytest.raises(ValueError, match="token 11 of row 0"):
+        write(model, texts, cache, attention_mask=mask)
+
+
 @pytest.mark.parametrize("changed", [0, 7, 25])
 def test_one_token_of_an_earlier_turn_is_another(changed):
     """A chat template that rewrites earlier turns, or a text that was cut into other tokens at a seam."""

@@ -16,7 +16,7 @@ CONTINUATION, READING, ROTATION, SAVING, ATTACHMENT, COLUMNS = (
     for name in ("continuation", "reading", "rotation", "saving", "attachment", "attention_weights")
 )
 seen = mutants_of("integrations/transformers/continuation.py", CONTINUATION)
-generation = mutants_of("integrations/transformers/generation.py", CONTINUATION, SAVING)
+generation = mutants_of("integrations/transformers/generation.py", ATTACHMENT, CONTINUATION, SAVING)
 reading = mutants_of("integrations/transformers/reading.py", READING)
 reader = mutants_of("integrations/transformers/call.py", READING, COLUMNS)
 rotation = mutants_of("integrations/transformers/rotation.py", ROTATION)
@@ -108,7 +108,12 @@ MUTANTS = [
     reader("tokens that wait are read as if first", "*(before + column for column", "*(column for column"),
     reader("tokens that have waited are not of the prompt", "is_prompt=cut is not None", "is_prompt=False"),
     reader("columns of weights are those after the eviction", "host.note_columns(weights)", "host.note_columns(None)"),
-    rotation("one rotation is enough", "for _ in range(2)]", "for _ in range(1)]"),
+    rotation(
+        "one rotation is enough",
+        "for _ in range(2)]",
+        "for _ in range(1)]",
+        equivalent="angles of one draw differ in each frequency; the second is there in case two of them are close",
+    ),
     rotation("positions are not tried", "for position in FAR:", "for position in ():"),
     rotation("layers without rotation are refused", "return ops.apply_identity", "continue"),
     rotation("16 bits are taken for exact", "tolerance = 1e-4 if exact else 5e-2", "tolerance = 1e-4"),
