@@ -8,7 +8,7 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm sweep train setup models clean
+.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm test-wheel test-pythons sweep train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -34,6 +34,12 @@ ifeq ($(HAS_VLLM),)
 else
 	.venv-vllm/bin/python -m pytest tests/cache/test_progress.py tests/integrations/vllm
 endif
+
+test-wheel:  ## the wheel, installed without extras in an empty environment; a minute
+	PYTHON=$(PYTHON) .ci/wheel.sh
+
+test-pythons:  ## some tests on each Python of the classifiers that is found here
+	.ci/pythons.sh
 
 lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
@@ -90,4 +96,4 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	@touch $@
 
 clean:  ## remove the environments
-	rm -rf .venv .venv-tf4 .venv-vllm .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venv-tf4 .venv-vllm .venv-py3* .pytest_cache .hypothesis .ruff_cache

@@ -19,8 +19,9 @@ needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason
 DRIVER = Path(__file__).with_name("driver.py")
 ROUNDED = ["beaconkv", "beaconkv:value_norm=true", "rkv"]
 """Policies whose scores come from queries and keys, from values too, from keys against each other."""
-AGREE = 0.9
-"""What :func:`agreement` is at least in bfloat16, where two hosts round differently."""
+AGREE = 0.8
+"""What :func:`agreement` is at least in bfloat16, where two hosts round differently. On a CPU it is 0.92 to 0.95 for
+these policies, and 0.37 to 0.38 where the cache is misread."""
 PIECE = 128
 """Tokens of a prompt between two evictions: what vLLM is told to take in at a time."""
 
