@@ -8,7 +8,8 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test lint bench bench-peers bench-serving test-vllm test-wheel test-pythons sweep train setup models clean
+.PHONY: help demo demo-text test test-wheel test-pythons test-vllm mutation lint bench bench-peers bench-serving sweep $\
+	catalogue train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -40,6 +41,8 @@ test-wheel:  ## the wheel, installed without extras in an empty environment; a m
 
 test-pythons:  ## some tests on each Python of the classifiers that is found here
 	.ci/pythons.sh
+mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
+	.venv/bin/python -m tests.mutation.run
 
 lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
@@ -63,6 +66,9 @@ bench-peers: .venv/ready  ## the same against kvpress and transformers' own cach
 
 bench-serving: .venv-vllm/ready  ## docs/serving.md: vLLM against itself with a bounded cache, in the same memory
 	.venv-vllm/bin/python benchmarks/serving.py --out results/serving.json
+
+catalogue: .venv/ready  ## the list of methods that `beaconkv policies` shows, from the registry
+	.venv/bin/python -c "from beaconkv.policies.catalogue import write; write()"
 
 train: .venv/ready  ## the bundled reasoner from scratch; about an hour on two cores, resumes
 	.venv/bin/python training/reasoner.py --out training/run

@@ -205,19 +205,19 @@ def test_long_paragraphs_keep_the_status_on_the_screen():
     from rich.console import Console
 
     from beaconkv.cache import CacheStats
-    from beaconkv.cli import generate
+    from beaconkv.cli import live
 
     console = Console(force_terminal=True, width=40, height=8, record=True)
-    original, generate.console = generate.console, console
+    original, live.console = live.console, console
     try:
         cache = SimpleNamespace(stats=CacheStats(700, 60, 64, 9, 1, 2048, 1024, 2048, 2048))
-        with generate.LiveText(None, cache, quiet=False) as streamer:
+        with live.LiveText(None, cache, quiet=False) as streamer:
             for i in range(300):
                 streamer.on_finalized_text(f"word{i} ")
                 assert len(streamer.line) <= 40
             streamer.on_finalized_text("", stream_end=True)
     finally:
-        generate.console = original
+        live.console = original
     text = console.export_text()
     for i in range(300):
         assert f"word{i} " in text.replace("\n", " ")

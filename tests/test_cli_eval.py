@@ -28,6 +28,9 @@ def test_table_and_files(evaluated):
     out, _, done = evaluated
     assert "exact answers in %, 95% interval (8 problems)" in done.stdout
     assert "right steps in %, 95% interval (8 problems)" in done.stdout
+    for task in ("plan@0.2", "machine@0.1"):
+        for measure in ("exact answers", "right steps"):
+            assert f"task {task}: {measure} in %, 95% interval (4 problems)" in done.stdout
     for text in ("full", "streaming_llm", "beaconkv", "64", "1024"):
         assert text in done.stdout
     result = json.loads((out / "result.json").read_text())
@@ -76,6 +79,15 @@ def test_demo(tmp_path):
         (("eval", "--budgets", "64,many"), "error: budgets are whole numbers, with commas between them; got 'many'"),
         (("eval", "--budgets", "20", "--policies", "beaconkv"), "error: budget=20, budget_min=17 leave no room"),
         (("eval", "--runs", "2"), "error: runs=2 at temperature 0 would be copies of one run"),
+        (("eval", "--batch-size", "0"), "error: batch_size must be at least 1, got 0"),
+        (
+            ("eval", "--reference", "rpc", "--policies", "full,rkv"),
+            "error: reference must be one of the policies full, rkv; got 'rpc'",
+        ),
+        (("eval", "--dtype", "int4", "-m", "no-such-model"), "error: unknown dtype 'int4'; choose from float32"),
+        (("eval", "--device", "gpu", "-m", "no-such-model"), "error: unknown device 'gpu'; choose cpu, cuda"),
+        (("eval", "--task", "sums.jsonl", "-m", "no-such-model"), "error: no such file: sums.jsonl"),
+        (("eval", "--budget-min", "64", "--budgets", "64"), "error: budget=64, budget_min=64 leave no room"),
         (("eval", "--samples", "0"), "error: samples must be at least 1, got 0"),
         (("eval", "-m", "no-such-model"), "error: unknown model 'no-such-model'"),
         (("demo", "--policies", "beaconkv,rkv"), "error: the demo compares with the full cache"),

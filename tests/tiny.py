@@ -58,22 +58,65 @@ _FAMILIES = {
     "glm4": ("Glm4", dict(head_dim=16, partial_rotary_factor=0.5)),
 }
 FAMILIES = list(_FAMILIES)
+_LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+_MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+_FAMILIES |= {
+    "qwen3-next": (
+        "Qwen3Next",
+        dict(head_dim=16, num_hidden_layers=4, shared_expert_intermediate_size=16, **_LINEAR, **_MOE),
+    ),
+    "qwen3.5": ("Qwen3_5", dict(head_dim=16, num_hidden_layers=4, **_LINEAR)),
+    "olmo-hybrid": ("OlmoHybrid", dict(head_dim=8, num_hidden_layers=4, **_LINEAR)),
+    "stablelm": ("StableLm", dict()),
+    "phi": ("Phi", dict()),
+    "persimmon": ("Persimmon", dict(num_key_value_heads=6)),
+    "gemma4": (
+        "Gemma4",
+        dict(
+            head_dim=8,
+            global_head_dim=16,
+            num_hidden_layers=6,
+            sliding_window=16,
+            hidden_size_per_layer_input=0,
+            num_kv_shared_layers=0,
+            vocab_size_per_layer_input=VOCAB,
+        ),
+    ),
+    "nanochat": ("NanoChat", dict()),
+    "qwen2-moe": ("Qwen2Moe", dict(shared_expert_intermediate_size=16, **_MOE)),
+    "ernie": ("Ernie4_5", dict(head_dim=8)),
+    "helium": ("Helium", dict(head_dim=8)),
+    "cohere": ("Cohere", dict()),
+    "gemma2": (
+        "Gemma2",
+        dict(head_dim=16, sliding_window=16, num_hidden_layers=4, attn_logit_softcapping=2.0, query_pre_attn_scalar=16),
+    ),
+}
+IS_NEW = int(transformers.__version__.split(".")[0]) >= 5
+FURTHER = [
+    name
+    for name in _FAMILIES
+    if name not in FAMILIES and (IS_NEW or name in ("phi", "ernie", "helium", "cohere", "gemma2"))
+]
+"""Families that are compared with the plain cache only; transformers 4.x lacks some, and gives others other modules."""
 FULL_ATTENTION = [f for f in FAMILIES if f not in ("gemma3", "gpt-oss")]
 """Families whose layers are all bounded."""
 
 
 def kernels(family: str) -> list[str]:
     """Attention implementations that transformers offers this family on the CPU."""
-    return ["eager"] if family == "gpt-oss" else ["sdpa", "eager"]
+    return ["eager"] if family in ("gpt-oss", "gemma2") else ["sdpa", "eager"]
 
 
 @cache
 def _build(family: str, kernel: str, dtype: torch.dtype, shape: tuple = ()):
     name, extra = _FAMILIES[family]
-    config_class = getattr(transformers, "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config")
+    text_config = f"{name}TextConfig"  # of models that read pictures too
+    config_class = getattr(transformers, text_config if hasattr(transformers, text_config) else f"{name}Config")
     model_class = getattr(transformers, f"{name}ForCausalLM")
     torch.manual_seed(1)
-    config = config_class(**{**_COMMON, **extra, **dict(shape)}, attn_implementation=kernel)
+    shape = {key: list(value) if isinstance(value, tuple) else value for key, value in shape}
+    config = config_class(**{**_COMMON, **extra, **shape}, attn_implementation=kernel)
     model = model_class(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,10 +1,16 @@
 """Long reasoning in a small, fixed KV cache. Importing this changes nothing anywhere."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from .cache import CacheStats, EvictionSchedule
-from .policies import EvictionPolicy, PolicySpec, Preset, make_policy, parse_policy, policies
-from .types import CacheView, EvictionEvent
+if TYPE_CHECKING:
+    from . import models
+    from .cache import CacheStats, EvictionSchedule
+    from .integrations.transformers import BoundedCache, CompiledDecoder
+    from .policies import EvictionPolicy, PolicySpec, Preset, make_policy, parse_policy, policies
+    from .types import CacheView, EvictionEvent
 
 __version__ = "0.1.0"
 
@@ -24,11 +30,49 @@ __all__ = [
     "policies",
 ]
 
+# torch takes seconds to import and transformers longer: a name is imported when it is first asked for.
+_HOME = {
+    "BoundedCache": ".integrations.transformers",
+    "CompiledDecoder": ".integrations.transformers",
+    "CacheStats": ".cache",
+    "EvictionSchedule": ".cache",
+    "EvictionPolicy": ".policies",
+    "PolicySpec": ".policies",
+    "Preset": ".policies",
+    "make_policy": ".policies",
+    "parse_policy": ".policies",
+    "CacheView": ".types",
+    "EvictionEvent": ".types",
+}
+
 
 def __getattr__(name: str):
-    # transformers takes seconds to import, and ops and policies do not need it.
-    if name in ("BoundedCache", "CompiledDecoder"):
-        return getattr(import_module(".integrations.transformers", __name__), name)
     if name == "models":
         return import_module(".models", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``beaconkv.policies`` is a function, and there is a subpackage of that name.
+
+    Whoever first imports the subpackage would put it in the function's place; a property is not replaced.
+    """
+
+    @property
+    def policies(self):
+        return import_module(".policies", __name__).policies
+
+    @policies.setter
+    def policies(self, subpackage: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package

@@ -28,21 +28,23 @@ class Rope:
             the attention factor are inside. D_rot is whatever the model's function takes: D, D/2, or
             the rotary part of D.
         apply: the model's function; dimensions beyond the rotary part pass through unchanged.
+        table: number of these cos and sin among those of one forward pass: layers with one number share them.
     """
 
     cos: Tensor
     sin: Tensor
     apply: RotaryFn
+    table: int = 0
 
     def of_rows(self, rows: Rows) -> Rope:
         """The rope of some rows of the batch."""
         if self.cos.shape[0] == 1:
             return self
-        return Rope(rows.take(self.cos), rows.take(self.sin), self.apply)
+        return Rope(rows.take(self.cos), rows.take(self.sin), self.apply, self.table)
 
     def steps(self, start: int, stop: int) -> Rope:
         """The rope of the half-open range of steps ``[start, stop)``."""
-        return Rope(self.cos[:, start:stop], self.sin[:, start:stop], self.apply)
+        return Rope(self.cos[:, start:stop], self.sin[:, start:stop], self.apply, self.table)
 
     def gather(self, order: Tensor) -> Rope:
         """The rope at per-row step indices: order (R, m) int64 -> cos, sin (R, m, D_rot)."""
@@ -51,7 +53,7 @@ class Rope:
             t = t.expand(order.shape[0], -1, -1)
             return t.gather(1, order.unsqueeze(-1).expand(-1, -1, t.shape[-1]))
 
-        return Rope(pick(self.cos), pick(self.sin), self.apply)
+        return Rope(pick(self.cos), pick(self.sin), self.apply, self.table)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Rows:
         if self.index is None:
             target.copy_(value)
         else:
-            target[self.index] = value
+            target[self.index] = value.to(target.dtype)
 
 
 def lasting_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

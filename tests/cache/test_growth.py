@@ -12,7 +12,7 @@ from beaconkv.types import AttentionParams, Rope
 
 def run(policy, schedule, prompts, steps, check):
     """Feeds rows of such prompts; check(layer, events) after each pass."""
-    events = []
+    events, dropped = [], 0
     layer = BoundedLayer(policy, schedule, on_evict=events.append)
     longest = max(prompts)
     pad = torch.tensor([longest - p for p in prompts])
@@ -24,6 +24,8 @@ def run(policy, schedule, prompts, steps, check):
         layer.observe(torch.randn(len(prompts), 4, m, 4), rope, AttentionParams(0.5))
         layer.check_integrity()
         check(layer, events)
+        dropped += sum(event.dropped.numel() for event in events)
+        assert layer.entries_dropped == dropped
         events.clear()
     return layer
 
@@ -124,6 +126,22 @@ def test_refusals():
         EvictionSchedule(64, growth=-1)
     with pytest.raises(ValueError, match="growth=3 has no meaning without a budget"):
         EvictionSchedule(None, growth=3)
+
+
+def test_rows_of_equal_length_and_tokens_keep_their_own_number_of_evictions():
+    """One was evicted twice, the other once of as many entries; then they change places."""
+    layer = BoundedLayer(make_policy("streaming_llm"), EvictionSchedule(16, 8, prefix=1, protect=2))
+    for counts in ((30, 41), (11, 0)):
+        longest = max(counts)
+        real = torch.arange(longest) >= torch.tensor([[longest - count] for count in counts])
+        rope = Rope(torch.ones(1, longest, 4), torch.zeros(1, longest, 4), ops.apply_half)
+        keys = torch.randn(2, 2, longest, 4)
+        layer.append(keys, keys, real)
+        layer.observe(torch.randn(2, 4, longest, 4), rope, AttentionParams(0.5))
+    assert (layer.slab.lengths, layer.slab.num_seen, layer.num_evictions) == ([8, 8], [41, 41], [2, 1])
+    layer.select_rows(torch.tensor([1, 0]))
+    layer.check_integrity()
+    assert layer.num_evictions == [1, 2]
 
 
 def test_rows_of_equal_length_but_other_evictions_are_not_alike():

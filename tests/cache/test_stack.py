@@ -3,6 +3,7 @@
 import gc
 import weakref
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_any_order_of_events(name, lengths, feeds, scope, sinks, seed):
 def test_layers_that_differ_stay_apart():
     """In how they compute logits, in their rotation, or in their shape: then nothing is joined, and nothing breaks."""
 
-    def fed(scaling=(1.0, 1.0), angles=(None, None), dims=(D, D)):
+    def fed(scaling=(1.0, 1.0), softcap=(None, None), angles=(None, None), dims=(D, D)):
         layers = [BoundedLayer(make_policy("beaconkv"), EvictionSchedule(16, protect=4), i) for i in range(2)]
         stack, rope = LayerStack(layers), rope_at(torch.zeros(1, 1))
         for step in range(40):
@@ -160,14 +161,16 @@ def test_layers_that_differ_stay_apart():
                     stack.open(i, *new[:2], [1])
                 stack.append(i, *new[:2]) if step else layers[i].append(*new[:2])
                 observe = layers[i].observe if step == 0 else (lambda *a, i=i: stack.observe(i, *a))
-                observe(new[2], own, AttentionParams(scaling[i]))
+                observe(new[2], own, AttentionParams(scaling[i], softcap[i]))
         stack.check_integrity()
         assert layers[0].num_evictions == layers[1].num_evictions > [4]
         return stack
 
     assert fed().together
     assert not fed(scaling=(1.0, 0.5)).together
-    other = rope_at(torch.ones(1, 1))
+    assert not fed(softcap=(None, 5.0)).together
+    assert fed(softcap=(5.0, 5.0)).together
+    other = replace(rope_at(torch.ones(1, 1)), table=1)
     assert not fed(angles=(None, other)).together
     wide = fed(dims=(D, 2 * D))
     assert not wide.together

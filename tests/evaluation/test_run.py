@@ -1,4 +1,4 @@
-"""An evaluation that is killed and resumed gives the files of one that ran through."""
+"""An evaluation that is killed and resumed gives the answers of one that ran through, and computes none twice."""
 
 import json
 import os
@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from beaconkv.evaluation import load_tasks, read_records, summarize
 from beaconkv.evaluation.cells import make_cells
 from beaconkv.evaluation.decoding import Sampling
+from beaconkv.evaluation.progress import Progress
 from beaconkv.evaluation.run import KEY, Evaluation
 from beaconkv.models.load import LoadedModel
 from beaconkv.models.reasoner import make_tokenizer
@@ -38,33 +40,51 @@ def reasoner():
 
 def evaluation(policies=POLICIES, budgets=BUDGETS, tasks="machine,search", samples=3, tokens=24, **settings):
     cells = make_cells(policies, budgets)
-    return Evaluation(
-        reasoner(), load_tasks(tasks, samples), cells, Sampling(tokens, temperature=1.0), batch_size=2, **settings
-    )
+    settings = {"batch_size": 2, **settings}
+    return Evaluation(reasoner(), load_tasks(tasks, samples), cells, Sampling(tokens, temperature=1.0), **settings)
+
+
+class Watched(Progress):
+    """Notes what is computed; raises KeyboardInterrupt once so many samples are there."""
+
+    def __init__(self, answers, stop_after=None):
+        super().__init__(answers)
+        self.stop_after, self.batches = stop_after, []
+
+    def started(self, batch):
+        super().started(batch)
+        self.batches.append(batch)
+
+    def changed(self):
+        if self.stop_after is not None and self.done >= self.stop_after:
+            raise KeyboardInterrupt
 
 
 def run(out, evaluation, stop_after=None):
-    """Execute; raise KeyboardInterrupt once so many samples are done."""
-    count = 0
-
-    def advance(done):
-        nonlocal count
-        count += done
-        if stop_after is not None and count >= stop_after:
-            raise KeyboardInterrupt
-
-    evaluation.execute(out, lambda batch: None, advance)
-    return count
+    """Execute. What was computed, as keys, in batches."""
+    watched = Watched(len(evaluation.keys()), stop_after)
+    evaluation.execute(out, watched)
+    assert watched.done == watched.answers == len(evaluation.keys())
+    return [[batch.key(problem) for problem in batch.problems] for batch in watched.batches]
 
 
 def samples(out):
     return (out / "samples.jsonl").read_bytes()
 
 
+def answers(out):
+    """The records without what depends on the rows beside them: their number, and a row's share of a slab that grew."""
+    beside = ("rows", "kv_bytes", "state_bytes", "timing")
+    return sorted(
+        ({k: v for k, v in record.items() if k not in beside} for record in read_records(out / "samples.jsonl")),
+        key=lambda record: [str(record[k]) for k in KEY],
+    )
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
-    assert run(out, evaluation(runs=2)) == 60
+    assert sum(map(len, run(out, evaluation(runs=2)))) == 60
     return out
 
 
@@ -81,13 +101,17 @@ def test_every_sample_is_there_once(whole):
 
 
 def test_killed_at_any_sample_and_resumed(whole, tmp_path):
+    """Nothing that was finished is computed again, and the answers are those of the run that went through."""
     for i, stop_after in enumerate((1, 8, 59)):
         out = tmp_path / str(i)
         with pytest.raises(KeyboardInterrupt):
             run(out, evaluation(runs=2), stop_after)
-        assert stop_after <= sum(1 for _ in read_records(out / "samples.jsonl")) < 60
-        assert run(out, evaluation(runs=2)) == 60
-        assert samples(out) == samples(whole)
+        kept = {tuple(r[k] for k in KEY) for r in read_records(out / "samples.jsonl")}
+        assert len(kept) == stop_after
+        computed = [key for batch in run(out, evaluation(runs=2)) for key in batch]
+        assert len(computed) == len(set(computed)) == 60 - stop_after
+        assert not kept & set(computed)
+        assert answers(out) == answers(whole)
 
 
 def test_methods_and_budgets_may_be_added(whole, tmp_path):
@@ -95,14 +119,48 @@ def test_methods_and_budgets_may_be_added(whole, tmp_path):
     run(tmp_path, evaluation(POLICIES[:2], [64], runs=2))
     run(tmp_path, evaluation(runs=2))
     assert samples(tmp_path) == samples(whole)
-    before = (tmp_path / "samples.jsonl").stat().st_mtime_ns
-    run(tmp_path, evaluation(["full"], [], runs=2))
+    assert run(tmp_path, evaluation(["full"], [], runs=2)) == []
     assert samples(tmp_path) == samples(whole)
-    assert before
+
+
+@pytest.mark.parametrize("size", [None, 1, 3])
+def test_batches_of_another_size(size, whole, tmp_path):
+    """They change how many rows a sample says it was computed with; in float32, no answer."""
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, evaluation(runs=2), stop_after=9)
+    computed = run(tmp_path, evaluation(runs=2, batch_size=size))
+    assert max(map(len, computed)) == (size or 3)
+    assert answers(tmp_path) == answers(whole)
+    sizes = {key: len(batch) for batch in computed for key in batch}
+    for record in read_records(tmp_path / "samples.jsonl"):
+        assert record["rows"] == sizes.get(tuple(record[k] for k in KEY), record["rows"])
+    assert {r["rows"] for r in read_records(whole / "samples.jsonl")} == {1, 2}
+
+
+def test_rows_that_do_not_fit_after_all_come_again_fewer_at_a_time(whole, tmp_path):
+    """A device out of memory in the middle of a batch: what had ended stays, the rest is halved until it fits."""
+    tried = evaluation(["full"], [], runs=2, batch_size=3)
+    calls = []
+
+    def forward(model, args, kwargs):
+        calls.append(len(kwargs["input_ids"]))
+        if calls[-1] > 1 and len(calls) % 10 == 0:
+            raise torch.OutOfMemoryError
+
+    hook = tried.model.register_forward_pre_hook(forward, with_kwargs=True)
+    computed = run(tmp_path, tried)
+    hook.remove()
+    assert [len(batch) for batch in computed][:2] == [3, 1]
+    kept = [record for record in answers(whole) if record["policy"] == "full"]
+    assert answers(tmp_path) == kept
+    hook = tried.model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path / "never", tried)
+    hook.remove()
 
 
 def test_a_killed_process(tmp_path):
-    """kill -9 in the middle of the command, twice; then let it finish."""
+    """kill -9 in the middle of the command, twice; then let it finish. A time that was measured tells who measured."""
     weights = tmp_path / "model"
     model, _ = reasoner()
     from beaconkv.models.reasoner import save
@@ -112,9 +170,9 @@ def test_a_killed_process(tmp_path):
     command += ["--samples", "6", "--batch-size", "3", "--policies", "full,beaconkv", "--budgets", "64"]
     command += ["--max-new-tokens", "40", "--out"]
     subprocess.run([*command, str(tmp_path / "a")], check=True, capture_output=True)
-    reference = samples(tmp_path / "a")
-    assert reference.count(b"\n") == 12
+    assert samples(tmp_path / "a").count(b"\n") == 12
     path = tmp_path / "b" / "samples.jsonl"
+    kept = {}
     for _ in range(2):
         process = subprocess.Popen([*command, str(tmp_path / "b")], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         start = path.stat().st_size if path.exists() else 0
@@ -122,9 +180,17 @@ def test_a_killed_process(tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert path.exists()
+        found = {tuple(r[k] for k in KEY): r for r in read_records(path)}
+        assert kept.items() <= found.items()
+        kept = found
+    assert kept
     subprocess.run([*command, str(tmp_path / "b")], check=True, capture_output=True)
-    assert samples(tmp_path / "b") == reference
+    assert answers(tmp_path / "b") == answers(tmp_path / "a")
+    times = {tuple(r[k] for k in KEY): r for r in read_records(path.with_name("samples.timing.jsonl"))}
+    for record in read_records(path):
+        key = tuple(record[k] for k in KEY)
+        if key in kept and "timing" in kept[key]:
+            assert record | {"timing": times[key]["timing"]} == kept[key]
     result = json.loads((tmp_path / "b" / "result.json").read_text())
     assert result["rows"][0]["samples"] == 6
     assert result["command"][1:4] == ["eval", "-m", str(weights)]

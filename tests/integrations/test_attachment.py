@@ -27,7 +27,7 @@ def test_the_model_is_as_before_when_the_cache_is_gone(family):
         model = tiny(family, kernel)
         before = fingerprint(model)
         cache = BoundedCache(model, **SMALL)
-        assert model.config._attn_implementation == f"beaconkv_{kernel}"
+        assert model.config._attn_implementation == kernel  # it is another one during a call only
         greedy(model, prompt(20), cache)
         del cache
         gc.collect()
@@ -116,18 +116,17 @@ def test_an_exception_in_the_middle_leaves_the_model_clean(family, where, monkey
     assert fingerprint(model) == before
 
 
-def test_a_changed_attention_implementation_is_noticed():
+def test_a_changed_attention_implementation_is_followed():
     model = tiny()
-    cache = BoundedCache(model, **SMALL)
     try:
-        model.config._attn_implementation = "eager"
-        with pytest.raises(RuntimeError, match="implementation became 'eager' after this BoundedCache was made"):
-            greedy(model, prompt(20), cache)
-        with BoundedCache(model, **SMALL) as new:
-            assert model.config._attn_implementation == "beaconkv_eager"
-            greedy(model, prompt(20), new)
-        cache.detach()
-        assert model.config._attn_implementation == "eager"
+        with BoundedCache(model, **SMALL) as cache:
+            model.config._attn_implementation = "eager"
+            logits = model(prompt(20)["input_ids"], past_key_values=cache, output_attentions=True)
+            assert logits.attentions[0].shape == (1, 6, 20, 20)  # which sdpa does not give
+            model.config._attn_implementation = "flex_attention"
+            with pytest.raises(ValueError, match="'flex_attention' cannot be bounded; choose from sdpa, eager"):
+                model(prompt(1)["input_ids"], past_key_values=cache)
+        assert model.config._attn_implementation == "flex_attention"
     finally:
         model.config._attn_implementation = "sdpa"
 
@@ -194,8 +193,9 @@ def test_the_check_of_rope_takes_no_random_numbers():
 
 
 @pytest.mark.parametrize("same_model", [True, False])
-def test_the_collector_may_release_a_cache_while_another_is_attached(same_model, monkeypatch):
-    """A cache in a reference cycle dies whenever the collector runs, also in the middle of attaching."""
+@pytest.mark.parametrize("where", ["require_kernels", "_wrap", "_unwrap"])
+def test_the_collector_may_release_a_cache_while_another_is_attached(same_model, where, monkeypatch):
+    """A cache in a reference cycle dies whenever the collector runs, also in the middle of attaching or of a call."""
     from beaconkv.integrations.transformers.attachment import Attachment
 
     model = tiny()
@@ -210,19 +210,18 @@ def test_the_collector_may_release_a_cache_while_another_is_attached(same_model,
         dying = BoundedCache(other, **SMALL)
         dying.itself = dying
         del dying
-        wrap = Attachment.wrap
+        step = getattr(Attachment, where)
 
-        def wrap_and_collect(self):
-            wrap(self)
+        def act_and_collect(self, *args):
+            step(self, *args)
             gc.collect()
 
-        monkeypatch.setattr(Attachment, "wrap", wrap_and_collect)
+        monkeypatch.setattr(Attachment, where, act_and_collect)
         cache = BoundedCache(model, **SMALL)
+        greedy(model, prompt(20), cache, new_tokens=60)
         monkeypatch.undo()
     finally:
         gc.enable()
-    assert model.config._attn_implementation == "beaconkv_sdpa"
-    greedy(model, prompt(20), cache, new_tokens=60)
     assert cache.stats.evictions > 3
     cache.detach()
     assert model.config._attn_implementation == "sdpa"

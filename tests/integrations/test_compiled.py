@@ -1,5 +1,6 @@
 """Compiled steps do what eager steps do, on the same cache, and may alternate with them."""
 
+import copy
 import gc
 import shutil
 
@@ -10,7 +11,7 @@ from packaging.version import Version
 
 from beaconkv import BoundedCache
 from beaconkv.integrations.transformers.compiled import CompiledDecoder
-from tests.tiny import tiny
+from tests.tiny import greedy, prompt, tiny
 
 SMALL = dict(budget=32, prefix=2, protect=6)
 
@@ -62,7 +63,7 @@ def assert_alike(eager, compiled):
     compiled.check_integrity()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-yarn", "phi3", "glm4", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-yarn", "phi3", "glm4", "qwen3-moe", "smollm3"])
 def test_every_family(family):
     if family == "qwen3-moe" and Version(transformers.__version__) < Version("5"):
         pytest.skip("in transformers 4.x its experts are looped over by their numbers: no compiled graph")
@@ -153,3 +154,66 @@ def test_what_cannot_be_compiled_is_refused():
     read(model, cache, torch.ones(1, 9, dtype=torch.int64))
     with pytest.raises(ValueError, match="policy 'kmeans_centroid' .* cannot be stepped together"):
         CompiledDecoder(model, cache, backend="eager")(torch.ones(1, 1, dtype=torch.int64))
+
+
+def compile_model(model):
+    return torch.compile(model, backend="eager")
+
+
+def compile_in_place(model):
+    model.compile(backend="eager")
+    return model
+
+
+def compile_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def compile_decoder(model):
+    model.model = torch.compile(model.model, backend="eager")
+    return model
+
+
+def compile_attention(model):
+    for layer in model.model.layers:
+        layer.self_attn.forward = torch.compile(layer.self_attn.forward, backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the cache", "after the cache"])
+@pytest.mark.parametrize(
+    "way",
+    [compile_model, compile_in_place, compile_forward, compile_decoder, compile_attention],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_of_a_model_in_the_usual_ways(way, before):
+    """The tokens are right, or the call says what to use; with no cache of ours the compiled model works as ever."""
+    model = copy.deepcopy(tiny("llama", num_hidden_layers=1))
+    inputs = prompt(20)
+    expected, plain = greedy(model, inputs, BoundedCache(model, **SMALL), new_tokens=20), greedy(model, inputs)
+    try:
+        if before:
+            compiled = way(model)
+            cache = BoundedCache(compiled, **SMALL)
+        else:
+            cache = BoundedCache(model, **SMALL)
+            compiled = way(model)
+        assert torch.equal(greedy(compiled, inputs, cache, new_tokens=20), expected)
+    except RuntimeError as error:
+        assert "torch.compile" in str(error)  # noqa: PT017 - either is right
+        assert "beaconkv.CompiledDecoder" in str(error)  # noqa: PT017
+    assert torch.equal(greedy(compiled, inputs), plain)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_layers_that_are_compiled_one_by_one():
+    """Their attention runs as it is; what a layer keeps is right over evictions."""
+    model = copy.deepcopy(tiny("llama", num_hidden_layers=2))
+    expected = greedy(model, prompt(20), BoundedCache(model, **SMALL), new_tokens=30)
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    cache = BoundedCache(model, **SMALL)
+    assert torch.equal(greedy(model, prompt(20), cache, new_tokens=30), expected)
+    assert cache.stats.evictions > 3

@@ -456,3 +456,55 @@ def test_no_graph_is_kept_where_gradients_are_on(family, policy):
             for layer in stack.counted:
                 held = [v for owner in (layer.slab, layer.state) if owner is not None for v in vars(owner).values()]
                 assert not any(isinstance(v, torch.Tensor) and v.requires_grad for v in held)
+
+
+@pytest.mark.parametrize("lengths", [(20, 20), (5, 20)], ids=["equal rows", "ragged rows"])
+@pytest.mark.parametrize("policy", ["beaconkv", "h2o", "streaming_llm"])
+def test_steps_in_another_dtype_than_the_prompt(policy, lengths):
+    """A prompt in float32, steps under autocast, and a prompt again: entries keep the dtype of the first ones."""
+    model, inputs = tiny("qwen3"), prompt(*lengths)
+    protect = "half" if policy == "h2o" else 8
+    cache = BoundedCache(model, policy, budget=40, protect=protect)
+    with torch.no_grad():
+        model(**inputs, past_key_values=cache)
+        ids, position = inputs["input_ids"][:, -1:], torch.tensor(lengths)[:, None]
+        for step in range(60):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(ids, position_ids=position + step, past_key_values=cache).logits
+            ids = logits[:, -1:].argmax(-1).clamp(min=1)
+        more = prompt(50, 50, seed=3)["input_ids"]
+        out = model(more, position_ids=position + 60 + torch.arange(50), past_key_values=cache)
+    assert out.logits.isfinite().all()
+    assert {host.keys.dtype for host in cache._bounded} == {torch.float32}
+    assert cache.stats.evictions > 4
+    cache.check_integrity()
+
+
+def test_layers_without_rope_do_not_keep_the_others_apart():
+    """Layers that rotate take decode steps together, and those that do not; known before anything is stored."""
+    model, cache = tiny("smollm3"), BoundedCache(tiny("smollm3"), budget=40, protect=8)
+    expected = greedy(model, prompt(9, 30), cache)
+    assert [[layer.index for layer in stack.layers] for stack in cache._stacks] == [[0, 2], [1]]
+    assert all(stack.together for stack in cache._stacks)
+    again = BoundedCache(model, budget=40, protect=8)
+    assert torch.equal(greedy(model, prompt(9, 30), again), expected)
+    for one in (again, copy_module.deepcopy(again)):
+        one.reset()
+        assert torch.equal(greedy(model, prompt(9, 30), one), expected)
+        one.check_integrity()
+
+
+def test_cos_and_sin_are_known_by_what_they_are_and_not_by_where_they_lie():
+    """Layers whose tables are copies in other memory stay apart, and keep what they keep together."""
+    model = copy_module.deepcopy(tiny("qwen3"))
+
+    def own_tables(module, args, kwargs):
+        return args, {**kwargs, "position_embeddings": tuple(t.clone() for t in kwargs["position_embeddings"])}
+
+    cache = BoundedCache(model, budget=40, protect=8)
+    for layer in model.model.layers[1:]:
+        layer.self_attn.register_forward_pre_hook(own_tables, with_kwargs=True, prepend=True)
+    got = greedy(model, prompt(9, 30), cache)
+    assert not any(stack.together for stack in cache._stacks)
+    plain = tiny("qwen3")
+    assert torch.equal(got, greedy(plain, prompt(9, 30), BoundedCache(plain, budget=40, protect=8)))

@@ -79,6 +79,13 @@ def test_a_cluster_without_queries_keeps_its_first_centre():
     assert ops.nearest_queries(x, torch.tensor([3]), centres).tolist() == [[[0, 1]]]
 
 
+def test_of_two_centres_equally_near_the_first_is_taken():
+    x = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).view(1, 1, 3, 2)
+    centroids, centres = ops.spherical_kmeans(x, torch.tensor([3]), 2, 1)
+    assert torch.equal(centroids, torch.tensor([[[[1.0, 0.5], [0, 1]]]]))
+    assert torch.equal(centres[..., 1, :], x[..., 1, :])
+
+
 def test_of_two_queries_equally_near_the_first_is_taken():
     """Their centre lies between them, and rounding puts it nearer to either."""
     x = torch.randn(1, 500, 2, 16)

@@ -47,6 +47,15 @@ def test_of_keys_that_repeat_each_other_the_newest_is_spared():
     assert by_time[4] == pytest.approx(by_time[0])
 
 
+def test_a_cosine_of_just_the_threshold_is_not_alike():
+    """Exact in binary: nothing is spared, and both keys pay the same."""
+    keys = torch.tensor([[1.0, 1, 1, 1], [1, 1, 1, -1], [0, 0, 0, 0]]).view(1, 1, 3, 4)
+    got = key_redundancy(keys, torch.arange(3).view(1, 1, -1), 0.5)
+    torch.testing.assert_close(got, (torch.tensor([0.5, 0.5, 0.0]) / 3).softmax(0).view(1, 1, -1))
+    spared = key_redundancy(keys, torch.arange(3).view(1, 1, -1), 0.49)
+    torch.testing.assert_close(spared, torch.full((1, 1, 3), 1 / 3))
+
+
 def test_zero_keys_repeat_nothing():
     got = key_redundancy(torch.zeros(1, 1, 5, 4), torch.arange(5).view(1, 1, -1))
     assert torch.equal(got, torch.full((1, 1, 5), 0.2))

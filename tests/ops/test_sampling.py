@@ -3,11 +3,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beaconkv.ops import farthest_point_sampling
+from beaconkv.ops import farthest_point_sampling, use_backend
 from tests.reference import fps, fps_error
 
 AXES = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 2, 0], [0, 0, 0, -4], [-1, 0, 0, 0], [1, 1, 1, 1], [1, -1, 1, -1]]
 """Directions whose cosines are exact in binary, so that ties are ties."""
+
+
+@pytest.fixture(autouse=True, params=["reference", "fused"])
+def _backend(request):
+    """What runs by default is the fast twin: without this the reference itself would not be tested."""
+    with use_backend(request.param):
+        yield
 
 
 @given(n=st.integers(1, 40), dim=st.integers(1, 9), m=st.integers(0, 45), seed=st.integers(0, 999))

@@ -3,9 +3,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beaconkv.ops import POOLS, attention_weights, observation_scores
+from beaconkv.ops import POOLS, attention_weights, group_attention_weights, observation_scores, use_backend
 from beaconkv.types import AttentionParams
 from tests import reference
+
+
+@pytest.fixture(autouse=True, params=["reference", "fused"])
+def _backend(request):
+    """What runs by default is the fast twin: without this the reference itself would not be tested."""
+    with use_backend(request.param):
+        yield
 
 
 @given(
@@ -65,6 +72,29 @@ def test_each_pool_is_its_own_choice():
             assert not torch.allclose(cells[i], cells[j])
 
 
+@given(
+    group=st.integers(1, 4), n=st.integers(1, 4), num_entries=st.integers(1, 9), sinks=st.booleans(),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_a_group_takes_the_largest_logit_and_the_largest_sink(group, n, num_entries, sinks, seed):
+    g = torch.Generator().manual_seed(seed)
+    queries, keys = torch.randn(2, 2 * group, n, 6, generator=g), torch.randn(2, 2, num_entries, 6, generator=g)
+    sink = torch.randn(2 * group, generator=g) if sinks else None
+    at = torch.randint(0, 12, (2, n), generator=g)
+    positions = torch.randperm(12, generator=g)[:num_entries].expand(2, 2, -1)
+    got = group_attention_weights(queries, keys, AttentionParams(0.4, sinks=sink), at, positions)
+    for row in range(2):
+        for head in range(2):
+            own = slice(head * group, (head + 1) * group)
+            logits = (0.4 * queries[row, own].double() @ keys[row, head].double().T).amax(0)
+            for i in range(n):
+                seen = positions[row, head] <= at[row, i]
+                parts = torch.cat([logits[i][seen], logits.new_empty(0) if sink is None else sink[own].max()[None]])
+                expected = torch.zeros(num_entries, dtype=torch.float64)
+                expected[seen] = parts.softmax(0)[: seen.sum()].double()
+                torch.testing.assert_close(got[row, head, i].double(), expected, atol=1e-6, rtol=1e-5)
+
+
 def test_softcap_and_rows_sum_to_one():
     queries, keys = 9 * torch.randn(1, 2, 3, 8), 9 * torch.randn(1, 2, 5, 8)
     at, positions = torch.full((1, 3), 9), torch.arange(5).expand(1, 2, -1)
@@ -72,6 +102,8 @@ def test_softcap_and_rows_sum_to_one():
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 1, 3))
     logits = 2.0 * torch.tanh(queries.view(1, 2, 1, 3, 8) @ keys.view(1, 2, 1, 5, 8).mT / 2.0)
     torch.testing.assert_close(weights, logits.softmax(-1))
+    scores = observation_scores(queries, keys, AttentionParams(1.0, softcap=2.0), at, positions)
+    torch.testing.assert_close(scores, logits.softmax(-1).amax((2, 3)))
 
 
 def test_refusals():

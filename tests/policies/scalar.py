@@ -25,6 +25,7 @@ class Method:
     smooth: str = "none"
     kernel: int = 7
     redundancy: float = 0.0  # weight of redundancy
+    threshold: float = 0.5  # of redundancy
     normalise: bool = True
     iterations: int = 10
     seed: int = 0
@@ -219,7 +220,7 @@ class Row:
         if m.redundancy:
             for h, s in enumerate(scores):
                 total = sum(s.values()) if m.normalise else 1.0
-                repeats = redundancy({p: self.keys[h][p] for p in s})
+                repeats = redundancy({p: self.keys[h][p] for p in s}, m.threshold)
                 scores[h] = {p: (1 - m.redundancy) * s[p] / total - m.redundancy * repeats[p] for p in s}
         if m.all_heads:
             how = "mean" if m.group_pool == "logits" else m.group_pool

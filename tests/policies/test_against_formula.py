@@ -32,6 +32,9 @@ METHODS = {
     "rkv:group_pool=mean:head_pool=all": Method(
         8, "none", 0, "mean", "mean", smooth="max", redundancy=0.9, normalise=False, all_heads=True
     ),
+    "rkv:threshold=0.9": Method(
+        8, "none", 0, "mean", "logits", smooth="max", redundancy=0.9, threshold=0.9, normalise=False
+    ),
     "rkv:redundancy_weight=0": Method(8, "none", 0, "mean", "logits", smooth="max"),
     "tova": Method(1, **MEAN, all_heads=True),
     "tova:head_pool=group": Method(1, **MEAN),
@@ -41,6 +44,8 @@ METHODS = {
     "random_history": Method(16, "random", 16),
     "random_history:seed=3" + SMALL: Method(5, "random", 4, seed=3),
     "naive_fps" + SMALL: Method(5, "fps", 4),
+    # More beacons than there is history at the first evictions.
+    "naive_fps:query_pool=mean:n_recent=20:n_beacon=30": Method(20, "fps", 30, query_pool="mean"),
     "kmeans_centroid" + SMALL: Method(5, "centroid", 4),
     "kmeans_centroid:iterations=1" + SMALL: Method(5, "centroid", 4, iterations=1),
     "kmeans_nearest" + SMALL: Method(5, "nearest", 4),

@@ -110,6 +110,7 @@ class TestContract:
     def test_exact_budget_and_sorted_distinct_entries(self, name):
         run = Run(name, [1, 2], [130, 5], 90)
         assert len(run.history(0)) > 10
+        assert run.layer.entries_dropped == sum(event.dropped.numel() for event in run.events)
         for event in run.events:
             assert event.kept.shape == (len(event.rows), H_KV, 7 * BUDGET // 8)
             assert (event.kept[..., 1:] > event.kept[..., :-1]).all()

@@ -45,6 +45,20 @@ def test_one_tensor_of_as_many_slots_as_entries():
     assert min(layer.num_evictions) > 10
 
 
+@pytest.mark.parametrize(
+    ("schedule", "slots"),
+    [({}, 32), ({"growth": 5}, 32), ({"prefill_chunk": 16}, 32), ({"scope": "output"}, 232)],
+    ids=str,
+)
+def test_a_prompt_longer_than_the_budget_leaves_no_longer_tensor(schedule, slots):
+    layer, feed = layer_of([200, 9, 31], **schedule)
+    sums = layer.state.sums
+    assert sums.shape[2] == slots
+    feed(1)
+    assert layer.state.sums is sums
+    layer.check_integrity()
+
+
 def test_each_query_gives_as_much_as_it_has_heads():
     """Weights of one query sum to 1 per head, so nothing may be lost or counted twice before an eviction."""
     layer, feed = layer_of([20, 9])

@@ -73,6 +73,37 @@ def test_steps_at_once_are_steps_one_by_one(n_recent, n_beacon, until_full, data
         assert all(torch.equal(a, b) for a, b in zip(*pairs, strict=True))
 
 
+@given(st.integers(1, 6), st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_recent_queries_are_the_last_ones_whatever_the_pieces(n_recent, n_beacon, pieces):
+    """With cos and sin of their own; steps between pieces included, which leave the ring out of order."""
+    buffer, size = QueryBuffer(1, n_recent, n_beacon, sample_chunk=4), sum(pieces)
+    stream, angle = torch.randn(1, 2, size, 4), torch.rand(1, size, 2).repeat(1, 1, 2)
+    rope, seen = Rope(angle.cos(), angle.sin(), ops.apply_half), 0
+    for count in pieces:
+        queries, own = stream[:, :, seen : seen + count], rope.steps(seen, seen + count)
+        buffer.observe(queries, own, [FAR], EVERYONE, None)
+        seen += count
+        first = max(0, seen - n_recent)
+        assert torch.equal(buffer.recents(EVERYONE), stream[:, :, first:seen])
+        before = buffer.before_rope(seen - first, 0, EVERYONE)
+        torch.testing.assert_close(before, ops.unrotate(stream[:, :, first:seen], rope.steps(first, seen)))
+
+
+@given(st.integers(1, 6), st.integers(1, 30), st.lists(st.integers(1, 9), min_size=1, max_size=12))
+def test_no_query_is_lost_or_counted_twice(n_recent, until_full, pieces):
+    """Where there is room for all as beacons, after an eviction they are all that came, in order."""
+    buffer, stream = QueryBuffer(1, n_recent, sum(pieces) + 1, sample_chunk=4), torch.randn(1, 2, sum(pieces), 4)
+    seen, left = 0, until_full
+    for count in pieces:
+        left -= count
+        feed(buffer, stream[:, :, seen : seen + count], left)
+        seen += count
+        if left <= 0:
+            buffer.evicted(torch.zeros(1, 1, 1, dtype=torch.int64), EVERYONE)
+            torch.testing.assert_close(buffer.beacons(EVERYONE), stream[:, :, :seen])
+            left = until_full
+
+
 def test_a_rare_direction_is_remembered():
     """One odd query among thousands of alike ones stays a beacon; that is what beacons are for."""
     buffer = QueryBuffer(1, n_recent=16, n_beacon=16, sample_chunk=64)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..integrations.transformers import BoundedCache, cache_argument
 from ..integrations.transformers.witness import Witness, bounded_layers
 from ..types import Rope, RotaryFn
-from .trace import LAYOUTS, Trace, TraceInfo
+from .trace import ROTATIONS, Trace, TraceInfo
 from .trace_file import DTYPES, TraceWriter, size_of
 
 
@@ -79,8 +79,7 @@ def record(
         advance: told how many tokens were read.
 
     Raises:
-        ValueError: an empty text or prompt, layers or heads that do not exist, an unknown dtype, a rotary embedding
-            that is laid out in an unknown way.
+        ValueError: an empty text or prompt, layers or heads that do not exist, an unknown dtype.
         OSError: the disk has not enough room.
     """
     ids, path = [int(i) for i in ids], Path(path)
@@ -161,7 +160,7 @@ def _describe(hosts: dict[int, Any], kv_heads: Sequence[int] | None, values: boo
         rope_dim=ropes[0].cos.shape[-1],
         dtype=dtype or known[first.keys.dtype],
         has_values=values,
-        rotary=[_layout_of(state.rope.apply, dim, state.rope.cos.shape[-1]) for state in states],
+        rotary=[_rotation_name(state.rope.apply) for state in states],
         rope_of=rope_of,
         scaling=[float(state.params.scaling) for state in states],
         softcap=[None if s.params.softcap is None else float(s.params.softcap) for s in states],
@@ -190,18 +189,9 @@ def _write(tensors: dict[str, Tensor], info: TraceInfo, index: int, host: Any, q
         tensors[f"sinks.{index}"][:] = state.params.sinks[heads]
 
 
-def _layout_of(apply: RotaryFn, dim: int, rope_dim: int) -> str:
-    """The name of a rotary function, by what it does."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 1, 3, dim, generator=generator)
-    cos, sin = torch.randn(2, 1, 3, rope_dim, generator=generator)  # no two alike: no two layouts do the same
-    for name, known in LAYOUTS.items():
-        try:
-            if torch.allclose(apply(x, cos, sin), known(x, cos, sin), atol=1e-5):
-                return name
-        except RuntimeError:  # sizes that this layout does not take
-            continue
-    raise ValueError(f"a rotary embedding of a layout that is not known: none of {', '.join(LAYOUTS)}")
+def _rotation_name(apply: RotaryFn) -> str:
+    """The name of a rotation; hosts admit no other."""
+    return next(name for name, known in ROTATIONS.items() if known is apply)
 
 
 def _require_known(what: str, chosen: Sequence[int], known: Sequence[int]) -> None:

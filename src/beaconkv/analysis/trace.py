@@ -14,27 +14,9 @@ from .. import ops
 from ..types import AttentionParams, Rope, RotaryFn
 from .trace_file import DTYPES, Layout, TraceError, TraceReader
 
-
-def _half_of_once(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs (i, i + D_rot/2); cos and sin have each frequency once (gpt-oss)."""
-    return ops.apply_half(x, torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1))
-
-
-def _interleaved_of_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Neighbouring pairs; cos and sin have each frequency twice, half after half (GLM)."""
-    cos, sin = (t[..., : t.shape[-1] // 2].repeat_interleave(2, dim=-1) for t in (cos, sin))
-    return ops.apply_interleaved(x, cos, sin)
-
-
-LAYOUTS: dict[str, RotaryFn] = {
-    "half": ops.apply_half,
-    "half_of_once": _half_of_once,
-    "interleaved": ops.apply_interleaved,
-    "interleaved_of_halves": _interleaved_of_halves,
-    "identity": ops.apply_identity,
-}
-"""How the dimensions of a query are paired, and how cos and sin are laid out."""
-
+ROTATIONS: dict[str, RotaryFn] = {name: layout.apply for name, layout in ops.LAYOUTS.items()}
+ROTATIONS["identity"] = ops.apply_identity
+"""By the name that stands in a trace: how its queries were rotated."""
 
 MOST = 1 << 14
 """Layers, and KV heads, of any model: more stand in a damaged file only."""
@@ -53,7 +35,7 @@ class TraceInfo:
         dim, value_dim, rope_dim: dimensions of a query and key, of a value, of cos and sin.
         dtype: of queries, keys and values: float32, bfloat16 or float16.
         has_values: whether values were recorded.
-        rotary: per layer, one of :data:`LAYOUTS`.
+        rotary: per layer, one of :data:`ROTATIONS`.
         rope_of: per layer, number of its cos and sin among those stored.
         scaling: per layer, factor on q·k.
         softcap: per layer, or None.
@@ -154,7 +136,7 @@ class Trace:
         """cos and sin (1, T, D_rot) float32 of all tokens, and the way they are applied."""
         number = self.number(layer)
         cos, sin = (self._file.read(f"{name}.{self.info.rope_of[number]}").unsqueeze(0) for name in ("cos", "sin"))
-        return Rope(cos, sin, LAYOUTS[self.info.rotary[number]])
+        return Rope(cos, sin, ROTATIONS[self.info.rotary[number]])
 
     def queries(self, layer: int, start: int = 0, stop: int | None = None) -> Tensor:
         """(1, H, n, D) after RoPE, of tokens ``[start, stop)``."""
@@ -214,7 +196,9 @@ def read_info(info: dict[str, Any], path: Path) -> TraceInfo:
         require(bool(numbers) and whole and sorted(set(numbers)) == numbers, f"{name} is {numbers!r:.60}")
     for name in ("rotary", "rope_of", "scaling", "softcap"):
         require(len(info[name]) == len(checked.layers), f"{name} has {len(info[name])} items")
-    require(all(isinstance(kind, str) and kind in LAYOUTS for kind in checked.rotary), f"rotary is {checked.rotary!r}")
+    require(
+        all(isinstance(kind, str) and kind in ROTATIONS for kind in checked.rotary), f"rotary is {checked.rotary!r}"
+    )
     require(all(type(n) is int and 0 <= n < len(checked.layers) for n in checked.rope_of), "rope_of is out of range")
     for name, also in (("scaling", ()), ("softcap", (None,))):
         numbers = (n for n in info[name] if n not in also)

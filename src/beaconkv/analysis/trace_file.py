@@ -6,6 +6,7 @@ executed. safetensors' own writer wants all tensors in memory at once, so the he
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -102,7 +103,7 @@ class TraceReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise FileNotFoundError(f"no trace at {path}")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         try:
             self._file = safe_open(path, "pt")
             metadata = self._file.metadata() or {}

@@ -107,8 +107,10 @@ class BoundedLayer:
         self.state: LayerState | None = None
         self.params: AttentionParams | None = None  # of the last queries
         self.form: QueryForm | None = None  # of the last queries
-        self.rotation: Hashable = None  # which cos and sin turned them
+        self.rotation: int | None = None  # number of their cos and sin in the last pass
         self.entries_dropped = self.peak_entries = self.copied_bytes = 0
+        self.keeps_columns = False  # whoever reads attention weights sets it
+        self.columns: Tensor | None = None  # then: slot_positions() before the last step's eviction, if there was one
         self._chunk: _Chunk | None = None
         self._slots: int | None = None  # B_max, and the prompt where it does not count
 
@@ -231,6 +233,19 @@ class BoundedLayer:
         self.copied_bytes = inputs.keys.nbytes + inputs.values.nbytes if slab.longest else 0
         return inputs
 
+    def look(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
+        """As :meth:`append`, for queries that attend now to entries which are taken in later."""
+        if not self.is_open:
+            return AttentionInputs(keys, values, real)
+        self.require_fit(keys)
+        return self._chunk_inputs(keys.detach(), values.detach(), real)
+
+    def slot_positions(self) -> Tensor:
+        """(B, H_kv, longest row) int32: the token behind each stored entry, in slot order; -1 where a row has none."""
+        size = self.slab.longest
+        held, valid = self.slab.positions[:, :, :size].clone(), self.slab.valid(size)
+        return held if valid is None else held.masked_fill_(~valid.unsqueeze(1), -1)
+
     def require_fit(self, keys: Tensor) -> None:
         """Raise ``ValueError`` unless new keys (B, H_kv, m, D) have the shape of those stored."""
         expected = (*self.slab.keys.shape[:2], self.slab.keys.shape[3])
@@ -262,8 +277,7 @@ class BoundedLayer:
             params: how the layer computes its logits.
         """
         queries, chunk, self._chunk = queries.detach(), self._chunk, None
-        # Which cos and sin these are is told by where they lie: all layers of a forward pass share them, or do not.
-        self.params, self.rotation = params, (rope.cos.data_ptr(), rope.sin.data_ptr())
+        self.params, self.rotation = params, rope.table
         turn = rope.cos.shape[-1], rope.cos.dtype, rope.apply
         self.form = QueryForm(queries.shape[1], queries.shape[3], queries.dtype, *turn)
         if chunk is not None:
@@ -296,7 +310,10 @@ class BoundedLayer:
                 self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
         else:
             self.state.observe(queries, rope, left, everyone, None)
+        self.columns = None
         if min(left) <= 0:
+            if self.keeps_columns:
+                self.columns = self.slot_positions()
             keys = [self._group_key(row) if n <= 0 else None for row, n in enumerate(left)]
             for key, rows in group_rows(keys, queries.device):
                 if key is not None:

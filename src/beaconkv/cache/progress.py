@@ -93,7 +93,8 @@ class Progress:
             return self._into_piece(piece, end, min(stop, end))
         full_at = self.schedule.full_in_step_at(self.prompt, evictions)
         room = NEVER if full_at is None else full_at - stored
-        self.seen = min(stop, start + (1 if start < self.prompt else room))
+        # A piece may have filled the row beyond where a step is evicted early: the eviction comes with the next step.
+        self.seen = min(stop, start + (1 if start < self.prompt else max(room, 1)))
         self.stored += self.seen - start
         left = room - (self.seen - start)
         if left <= 0:
@@ -108,6 +109,8 @@ class Progress:
             left = NEVER if full_at is None else full_at - self.stored
             if left <= 0:
                 self.due = self.schedule.kept_in_chunk(self.prompt, self.evictions)
+            elif full_at is not None:  # the next step may be full before the piece would have been
+                left = max(1, self.schedule.full_in_step_at(self.prompt, self.evictions) - self.stored)
         return Run(start, stop, stored, piece, left, self.due)
 
 

@@ -48,8 +48,8 @@ class Step:
             self.new_values[layer].copy_(values[:, :, 0])
         else:
             row, slot = self.slots
-            self.keys[layer][row, :, slot] = keys[:, :, 0]
-            self.values[layer][row, :, slot] = values[:, :, 0]
+            for slab, new in ((self.keys[layer], keys), (self.values[layer], values)):
+                slab[row, :, slot] = new[:, :, 0].to(slab.dtype)  # as copy_() would: autocast changes types midway
 
 
 class EntrySlab:

@@ -142,6 +142,23 @@ class LayerStack:
             self._step = None
             self.whole.observe_step(queries.detach(), rope, params)
 
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether :meth:`column_positions` is asked for after steps."""
+        return self.whole.keeps_columns
+
+    @keeps_columns.setter
+    def keeps_columns(self, value: bool) -> None:
+        for layer in (self.whole, *self.layers):
+            layer.keeps_columns = value
+
+    def column_positions(self, number: int) -> Tensor:
+        """(B, H_kv, N) int32: the tokens behind the entries that one layer attended to in the last decode step, in the
+        order in which they stood; -1 where a row had none."""
+        layer = self.whole if self.together else self.layers[number]
+        positions = layer.slot_positions() if layer.columns is None else layer.columns
+        return positions.chunk(len(self.layers), dim=1)[number] if self.together else positions
+
     def begin_compiled(self) -> RowCounts:
         """As all of :meth:`append`, where a compiled step writes the entries itself: they are counted."""
         self.whole.slab.begin_step()

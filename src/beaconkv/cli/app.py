@@ -1,8 +1,11 @@
-"""The commands, one file each."""
+"""The commands, one file each.
+
+What takes long to import (torch, transformers, matplotlib) is imported inside a command, when it runs: help, the
+version and slips are answered at once.
+"""
 
 from __future__ import annotations
 
-import transformers
 import typer
 
 from .. import __version__
@@ -35,7 +38,6 @@ app.add_typer(trace, name="trace")
 @app.callback(invoke_without_command=True)
 def version(show: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
     """Options of the program itself."""
-    transformers.utils.logging.disable_progress_bar()  # the commands say themselves what takes time
     if show:
         typer.echo(__version__)
         raise typer.Exit

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 console = Console()
 messages = Console(stderr=True)
@@ -74,6 +75,11 @@ def parse_budgets(text: str) -> list[int]:
         except ValueError:
             raise ValueError(f"budgets are whole numbers, with commas between them; got {part!r}") from None
     return budgets
+
+
+def name_column(table: Table, heading: str, names: Iterable[str]) -> None:
+    """A first column of names, which are never broken or cut, however narrow the screen: they are copied from here."""
+    table.add_column(heading, no_wrap=True, min_width=max(map(len, (heading, *names))))
 
 
 @contextmanager

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from torch import Tensor
 
-from ..cache import EvictionSchedule
-from ..integrations.transformers import BoundedCache, cache_argument
-from ..models import LoadedModel, load
-from ..policies import parse_policy
-from ..provenance import provenance
-from .common import console, human_bytes, messages, print_json, report
+from .common import console, human_bytes, messages, name_column, print_json, report, split
+from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .outputs import require_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..integrations.transformers import BoundedCache
+    from ..models import LoadedModel
 
 PROBLEMS = (
     "A bakery bakes 18 trays of rolls every morning, 24 rolls on each tray. A quarter of the rolls goes to the "
@@ -37,19 +38,23 @@ PROBLEMS = (
 )
 
 
-@torch.inference_mode()
 def _follow(loaded: LoadedModel, inputs: dict[str, Tensor], text: Tensor, cache: BoundedCache, advance: Any) -> Tensor:
     """Feed the full cache's text through a bounded cache; the token it would have chosen at each place.
 
     Returns:
         (rows, tokens) int64.
     """
+    import torch
+
+    from ..integrations.transformers import cache_argument
+
     ids, mask, chosen = inputs["input_ids"], inputs["attention_mask"], []
     for step in range(text.shape[1]):
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        out = loaded.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **{cache_argument(): cache}
-        )
+        with torch.inference_mode():
+            out = loaded.model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **{cache_argument(): cache}
+            )
         chosen.append(out.logits[:, -1].argmax(-1))
         ids = text[:, step : step + 1]
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
@@ -65,30 +70,37 @@ class _Advance:
 
 
 def compare(
-    model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     budget: int = typer.Option(144, help="B_max, entries per layer and KV head, prompt included."),
     tokens: int = typer.Option(320, help="Tokens each answer is made long."),
     policies: str = typer.Option(
         "beaconkv,streaming_llm", help="Methods, or method:preset, to compare with the full cache."
     ),
-    dtype: str = typer.Option("float32", help="float32, bfloat16 or float16."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/compare.json"), help="Where the result is written."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
-    names = ["full", *(name.strip() for name in policies.split(",") if name.strip())]
+    from ..cache import EvictionSchedule
+    from ..integrations.transformers import BoundedCache, cache_argument
+    from ..policies import parse_policy
+    from ..provenance import provenance
+
+    names = ["full", *split(policies)]
     for name in names[1:]:  # refuse what cannot work before anything takes time
         spec = parse_policy(name)
         EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    loaded = load(model, dtype, report=report)
+    placed = placement(device, dtype)
+    require_file(out)
+    loaded = load_model(model, placed)
     tokenizer = loaded.tokenizer
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": p}], tokenize=False, add_generation_prompt=True)
         for p in PROBLEMS
     ]
     encoded = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+    inputs = {name: encoded[name].to(loaded.model.device) for name in ("input_ids", "attention_mask")}
     width = inputs["input_ids"].shape[1]
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -136,7 +148,7 @@ def compare(
     result = {
         "rows": rows,
         "prompt_tokens": prompts,
-        **provenance(model=model, dtype=dtype, seed=None, decoding="greedy"),
+        **provenance(model=model, **placed_as(loaded), seed=None, decoding="greedy"),
     }
     out.write_text(json.dumps(result, indent=2))
     if as_json:
@@ -146,9 +158,9 @@ def compare(
         f"{model}: {len(PROBLEMS)} problems, prompts of {min(prompts)}-{max(prompts)} tokens, {tokens} written, greedy"
     )
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("policy", no_wrap=True)
+    name_column(table, "policy", names)
     for heading in ("budget", "cache", "+ state", "evicted", "tok/s", "same text", "agree"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for row in rows:
         stats = row["stats"]
         table.add_row(

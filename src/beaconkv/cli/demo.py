@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..analysis.recorder import record
-from ..evaluation import load_tasks, read_records
-from ..evaluation.cells import make_cells
-from ..evaluation.decoding import Sampling
-from ..evaluation.figures import draw
-from ..evaluation.run import Evaluation
-from ..models import load
-from ..models.load import LoadedModel
-from ..provenance import provenance
-from .common import console, parse_budgets, print_json, report, split
+from .common import console, parse_budgets, print_json, split
 from .evaluate import run_evaluation, show_quality
+from .models import DEVICE, DTYPE, load_model, placement
+from .outputs import require_folder, require_package
 from .report import write_page
+
+if TYPE_CHECKING:
+    from ..models import LoadedModel
 
 
 def demo(
@@ -25,21 +22,32 @@ def demo(
     policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help="Methods, with commas."),
     budgets: str = typer.Option("192,384", help="B_max in entries, with commas."),
     samples: int = typer.Option(32, help="Problems of each task."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; made anew."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
+    from ..evaluation import load_tasks
+    from ..evaluation.cells import make_cells
+    from ..evaluation.decoding import Sampling
+    from ..evaluation.figures import draw
+    from ..evaluation.run import Evaluation
+
     cells = make_cells(split(policies), parse_budgets(budgets))
     if all(cell.policy != "full" for cell in cells) or all(cell.budget is None for cell in cells):
         raise ValueError(
             f"the demo compares with the full cache: policies must hold full and another; got {policies!r}"
         )
     tasks = load_tasks(task, samples)
-    loaded = load("reasoner", report=report)
-    evaluation = Evaluation(loaded, tasks, cells, Sampling(32768), batch_size=samples)
+    placed = placement(device, dtype)
+    require_package("matplotlib", "eval", "the picture of the demo")
+    require_folder(out)
+    loaded = load_model("reasoner", placed)
+    evaluation = Evaluation(loaded, tasks, cells, Sampling(32768))
     for name in ("samples.jsonl", "samples.timing.jsonl", "run.json", "result.json"):
         (out / name).unlink(missing_ok=True)  # an older version of the library may have written them
-    result = run_evaluation(evaluation, out, "beaconkv", model="reasoner", dtype="float32")
+    result = run_evaluation(evaluation, out, "beaconkv", model="reasoner")
     picture = draw("fig8", [out / "result.json"], out, "steps_right").files
     if as_json:
         print_json(result)
@@ -60,6 +68,10 @@ def demo(
 
 def _page(loaded: LoadedModel, cells: list[tuple[str, int | None]], out: Path) -> Path:
     """A page about the first answer with the full cache: what it looked back at, and what was dropped."""
+    from ..analysis.recorder import record
+    from ..evaluation import load_tasks, read_records
+    from ..provenance import provenance
+
     solved = next(record for record in read_records(out / "samples.jsonl") if record["policy"] == "full")
     number = int(solved["problem"].rsplit("/", 1)[1])
     prompt = load_tasks(solved["task"], number + 1)[0].problems[number].prompt

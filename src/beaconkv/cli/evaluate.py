@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from ..evaluation import load_tasks, read_records, summarize
-from ..evaluation.cells import make_cells
-from ..evaluation.decoding import Sampling
-from ..evaluation.run import KEY, Batch, Evaluation
-from ..evaluation.summary import ALL, first_wrong
-from ..models import load
-from ..provenance import provenance
-from .common import console, messages, parse_budgets, parse_count, print_json, report, split
+from .common import console, messages, parse_budgets, parse_count, print_json, split
+from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .outputs import require_folder
+from .quality import remarks, show_quality
+
+if TYPE_CHECKING:
+    from ..evaluation.run import Evaluation
 
 
 def evaluate(
-    model: str = typer.Option("reasoner", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
     task: str = typer.Option(
         "reasoning",
         help="reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or FILE.jsonl[:grader]; with commas.",
@@ -36,65 +32,77 @@ def evaluate(
     max_new_tokens: int = typer.Option(32768, help="Most tokens of an answer; reasoning tasks know their own limit."),
     temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
     top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
-    batch_size: int = typer.Option(50, help="Problems computed together."),
+    batch_size: int | None = typer.Option(
+        None, help="Problems computed together. Default: as many as fit, for each method and budget by itself."
+    ),
     prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: int | None = typer.Option(None, help="Last entries never evicted."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts; output: it does not."),
-    reference: str = typer.Option("beaconkv", help="Method that the others are compared with."),
-    dtype: str = typer.Option("float32", help="float32, bfloat16, float16 or auto."),
-    device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
+    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
+    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
+    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
+    reference: str | None = typer.Option(
+        None, help="Method that the others are compared with. Default: beaconkv, if it is among them."
+    ),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/eval"), help="Folder of the samples and the result; a run there goes on."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
-    names, numbers = split(policies), parse_budgets(budgets)
-    chosen = dict(prefix=None if prefix is None else parse_count(prefix), protect=protect, scope=scope)
-    cells = make_cells(names, numbers, **chosen)
+    from ..evaluation import load_tasks
+    from ..evaluation.cells import make_cells
+    from ..evaluation.checks import check_answers, check_folder
+    from ..evaluation.decoding import Sampling
+    from ..evaluation.run import Evaluation, check_runs
+    from ..evaluation.run_settings import run_settings
+
+    names = split(policies)
+    limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
+    limits |= {"budget_min": budget_min, "scope": scope}
+    cells = make_cells(names, parse_budgets(budgets), **limits)
+    if reference is not None and reference not in names:
+        raise ValueError(f"reference must be one of the policies {', '.join(names)}; got {reference!r}")
     sampling = Sampling(max_new_tokens, temperature, top_p)
+    check_runs(runs, batch_size, sampling)
+    placed = placement(device, dtype)
     tasks = load_tasks(task, samples, seed)
-    evaluation = Evaluation(
-        load(model, dtype, device, report),
-        tasks,
-        cells,
-        sampling,
-        runs=runs,
-        seed=seed,
-        batch_size=batch_size,
-        overrides=chosen,
-    )
-    result = run_evaluation(evaluation, out, reference, model=model, dtype=dtype)
+    for remark in check_answers(tasks):
+        warn(remark)
+    check_folder(out, run_settings(tasks, sampling, seed, limits))
+    require_folder(out)
+    loaded = load_model(model, placed)
+    settings = dict(runs=runs, seed=seed, batch_size=batch_size, overrides=limits)
+    evaluation = Evaluation(loaded, tasks, cells, sampling, **settings)
+    result = run_evaluation(evaluation, out, reference or "beaconkv", model=model)
     if as_json:
         print_json(result)
         return
     show_quality(result["rows"])
     for line in remarks(result["rows"]):
         console.print(line, style="yellow", highlight=False)
-    console.print(f"written to {out / 'result.json'}, samples beside it")
+    console.print(f"written to {out / 'result.json'}, samples beside it", highlight=False, soft_wrap=True)
+
+
+def warn(remark: str) -> None:
+    """On stderr: what is no error, and may spoil the result."""
+    messages.print(remark, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings: Any) -> dict[str, Any]:
-    """Execute with a progress bar, summarize, and write ``result.json``."""
-    columns = (
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    total = sum(len(batch.problems) for batch in evaluation.batches())
+    """Check what only the model can tell, execute with progress shown, summarize, and write ``result.json``."""
+    from ..evaluation import read_records, summarize
+    from ..evaluation.checks import check_prompts
+    from ..evaluation.files import replace_file
+    from ..evaluation.run import KEY
+    from ..evaluation.summary import first_wrong
+    from ..provenance import provenance
+    from .progress import ShownProgress
+
+    for remark in check_prompts(evaluation):
+        warn(remark)
     start = time.perf_counter()
-    with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
-        bar = progress.add_task("", total=total)
-        said: list[str] = []
-
-        def started(batch: Batch) -> None:
-            progress.update(bar, description=f"{batch.cell.name}: {batch.task.name}")
-            if not messages.is_terminal and batch.cell.name not in said:
-                said.append(batch.cell.name)
-                report(f"{batch.cell.name} ({len(said)} of {len(evaluation.cells)})")
-
-        path = evaluation.execute(out, started, lambda done: progress.advance(bar, done))
-    wanted = {batch.key(problem) for batch in evaluation.batches() for problem in batch.problems}
+    with ShownProgress(evaluation) as progress:
+        path = evaluation.execute(out, progress)
+    wanted = evaluation.keys()
     records = [record for record in read_records(path) if tuple(record[k] for k in KEY) in wanted]
     order = {(cell.policy, cell.budget): i for i, cell in enumerate(evaluation.cells)}
     records.sort(key=lambda r: order[r["policy"], r["budget"]])
@@ -105,53 +113,7 @@ def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings
         "schedules": [{"policy": c.policy, **vars(c.schedule)} for c in evaluation.cells],
         "settings": evaluation.settings() | {"runs": evaluation.runs, "reference": reference},
         "seconds": round(time.perf_counter() - start, 1),
-        **provenance(seed=evaluation.seed, **settings),
+        **provenance(seed=evaluation.seed, **placed_as(evaluation), **settings),
     }
-    (out / "result.json").write_text(json.dumps(result, indent=1))
+    replace_file(out / "result.json", [json.dumps(result, indent=1).encode()])
     return result
-
-
-MEASURES = {"accuracy": "exact answers", "steps_right": "right steps"}
-
-
-def quality_table(rows: list[dict[str, Any]], measure: str = "accuracy") -> Table:
-    """Methods down, budgets across: percent with its interval, over all tasks."""
-    tasks = {row["task"] for row in rows}
-    task = ALL if ALL in tasks else next(iter(tasks))
-    rows = [row for row in rows if row["task"] == task]
-    budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("budget", no_wrap=True)
-    for budget in budgets or [None]:
-        table.add_column("-" if budget is None else str(budget), justify="right", no_wrap=True)
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        own = {row["budget"]: row for row in rows if row["policy"] == policy}
-        if None in own:
-            table.add_row(policy, *[""] * (len(budgets) - 1), percent(own[None][measure]))
-        else:
-            table.add_row(policy, *(percent(own[b][measure]) if b in own else "-" for b in budgets))
-    return table
-
-
-def show_quality(rows: list[dict[str, Any]]) -> None:
-    """A table for each measure that the tasks have."""
-    problems = max(row["problems"] for row in rows)
-    for measure, name in MEASURES.items():
-        if measure in rows[0]:
-            console.print(f"[bold]{name}[/bold] in %, 95% interval ({problems} problems)", highlight=False)
-            console.print(quality_table(rows, measure))
-
-
-def percent(estimate: dict[str, Any]) -> str:
-    """``87.5 (81-92)``."""
-    mean, low, high = (100 * estimate[k] for k in ("mean", "low", "high"))
-    return f"{mean:.1f} ({low:.0f}-{high:.0f})"
-
-
-def remarks(rows: list[dict[str, Any]]) -> list[str]:
-    """What a reader must know: budgets that were never reached, answers that were cut off."""
-    said = []
-    for row in rows:
-        if row["task"] == ALL and row["budget"] is not None and row["never_evicted"] == row["samples"]:
-            said.append(f"{row['policy']} at {row['budget']}: nothing was evicted")
-    return said

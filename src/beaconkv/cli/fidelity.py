@@ -11,14 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..evaluation.cells import make_cells
-from ..evaluation.comparison import compare
-from ..evaluation.fidelity import FidelitySettings, measure, work
-from ..evaluation.texts import read_rows, tokenize
-from ..models import load
-from ..models.load import DTYPES
-from ..provenance import provenance
-from .common import console, human_bytes, messages, parse_budgets, parse_count, print_json, report, split
+from .common import console, human_bytes, messages, name_column, parse_budgets, parse_count, print_json, report, split
+from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .outputs import require_folder
 
 EXPLAINED = (
     "KL: of the next-token distribution, full cache to this one, nats a token; [95% interval over texts].",
@@ -29,7 +24,7 @@ EXPLAINED = (
 
 def fidelity(
     texts: Path = typer.Option(..., help='JSONL file: "problem" and "response", or "text", in each row.'),
-    model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policies: str = typer.Option("beaconkv,recent,streaming_llm", help="Methods, or method:preset, by commas."),
     budgets: str = typer.Option("256", help="B_max, entries per layer and KV head; several by commas."),
     against: str | None = typer.Option(None, help="One of the methods: show differences to it, text by text."),
@@ -43,27 +38,32 @@ def fidelity(
     mass_every: int = typer.Option(8, help="Take the attention lost at one token in so many; 0: not at all."),
     rows: int = typer.Option(8, help="Texts that go through the model together."),
     together: int = typer.Option(1, help="Methods and budgets side by side: faster, but no speed is measured."),
-    dtype: str = typer.Option("float32", help="float32, bfloat16, float16 or auto."),
-    device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     seed: int = typer.Option(0, help="Of the tokens whose attention is taken, and of the intervals."),
     out: Path = typer.Option(Path("results/fidelity"), help="Folder; a stopped run goes on from what is there."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
+    from ..evaluation.cells import make_cells
+    from ..evaluation.comparison import compare
+    from ..evaluation.fidelity import FidelitySettings, measure, work
+    from ..evaluation.texts import read_rows, tokenize
+    from ..provenance import provenance
+
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     cells = make_cells(names, parse_budgets(budgets), **limits, budget_min=budget_min, scope=scope)
     settings = FidelitySettings(rows=rows, together=together, mass_every=mass_every, seed=seed)
     if against is not None and against not in names:
         raise ValueError(f"against must be one of the policies {', '.join(names)}; got {against!r}")
-    if dtype not in (*DTYPES, "auto"):
-        raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, auto")
+    placed = placement(device, dtype)
     for name, value in (("tokens", tokens), ("prompt_tokens", prompt_tokens)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     lines = read_rows(texts, samples)
-    out.mkdir(parents=True, exist_ok=True)
-    loaded = load(model, dtype, device, report)
+    require_folder(out)
+    loaded = load_model(model, placed)
     samples_read = tokenize(lines, loaded.tokenizer, tokens, prompt_tokens)
     columns = (TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages, disable=not messages.is_terminal) as progress:
@@ -85,7 +85,7 @@ def fidelity(
         "records": records,
         "settings": vars(settings),
         "against": against,
-        **provenance(model=model, dtype=str(loaded.model.dtype).removeprefix("torch."), seed=seed, texts=str(texts)),
+        **provenance(model=model, **placed_as(loaded), seed=seed, texts=str(texts)),
     }
     (out / "fidelity.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     predicted = sum(text.predictions for text in samples_read)
@@ -131,8 +131,10 @@ def _measures(row: dict[str, Any], against: str | None) -> dict[str, str]:
 def _table(title: str, rows: list[dict[str, Any]], against: str | None) -> Table:
     full = rows[0]["perplexity_full"]["mean"]
     table = Table(title=f"{title}; full cache: ppl {full:.2f}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in _measures(rows[0], against):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    first, *headings = _measures(rows[0], against)
+    name_column(table, first, [row["policy"] for row in rows])
+    for heading in headings:
+        table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(*_measures(row, against).values())
     return table

@@ -5,73 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import torch
 import typer
-from rich.cells import cell_len
-from rich.live import Live
-from rich.text import Text
-from transformers import TextStreamer
 
-from ..cache import EvictionSchedule
-from ..integrations.transformers import BoundedCache, cache_argument
-from ..models import load
-from ..policies import parse_policy
-from ..provenance import provenance
-from .common import console, human_bytes, messages, parse_count, parse_settings, print_json, report
-
-
-class LiveText(TextStreamer):
-    """Streams text; on a terminal, with a line below that says what the cache holds."""
-
-    def __init__(self, tokenizer: Any, cache: BoundedCache, quiet: bool) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.cache, self.quiet = cache, quiet
-        self.line = ""
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal and not quiet else None
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        if self.quiet:
-            return
-        if self.live is None:
-            print(text, end="\n" if stream_end else "", flush=True)
-            return
-        *whole, self.line = (self.line + text).split("\n")
-        for line in whole:
-            self.live.console.print(line, markup=False, highlight=False)
-        width = self.live.console.width
-        while cell_len(self.line) > width:
-            # A paragraph taller than the screen would push the status out: print it row by row.
-            cut = max(self.line[:width].rfind(" ") + 1, 0) or width // 2
-            self.live.console.print(self.line[:cut].rstrip(), markup=False, highlight=False)
-            self.line = self.line[cut:]
-        body = Text(self.line if stream_end else self.line + "\n")
-        self.live.update(Text.assemble(body, "" if stream_end else (status_line(self.cache), "dim")), refresh=True)
-
-    def __enter__(self) -> LiveText:
-        if self.live is not None:
-            self.live.__enter__()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        if self.live is not None:
-            self.live.__exit__(*exc)
-
-
-def status_line(cache: BoundedCache) -> str:
-    """Stored entries, tokens seen, evictions, bytes of the cache and of what the policy remembers."""
-    stats = cache.stats
-    times = "eviction" if stats.evictions == 1 else "evictions"
-    return (
-        f"holds {stats.entries:,} of {stats.tokens_seen:,} tokens · {stats.evictions} {times} · "
-        f"{human_bytes(stats.kv_bytes)} + {human_bytes(stats.state_bytes)}"
-    )
+from .common import messages, parse_count, parse_settings, print_json
+from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
 
 
 def generate(
     prompt: str | None = typer.Argument(None, help="The user's message; read from standard input if missing."),
-    model: str = typer.Option("smollm2-135m", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(
         None, help="B_max, entries per layer and KV head. Default: 2048 (none for full)."
@@ -86,13 +29,16 @@ def generate(
     temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
     top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
     seed: int = typer.Option(0, help="Of the sampling."),
-    dtype: str = typer.Option("auto", help="float32, bfloat16, float16 or auto."),
-    device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     prompt_file: Path | None = typer.Option(None, help="Read the message from a file."),
     chat: bool = typer.Option(True, help="Apply the model's chat template if it has one."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of streaming."),
 ) -> None:
     """Let a model think in a cache of fixed size; streams the text and what the cache holds."""
+    from ..cache import EvictionSchedule
+    from ..policies import parse_policy
+
     if prompt_file is not None:
         prompt = prompt_file.read_text(encoding="utf-8")
     elif prompt is None:
@@ -117,7 +63,14 @@ def generate(
         prefill_chunk=prefill_chunk,
     )
     EvictionSchedule(budget, **limits)  # refuses what leaves no room before the model is loaded
-    loaded = load(model, dtype, device, report)
+    loaded = load_model(model, placement(device, dtype))
+
+    import torch
+
+    from ..integrations.transformers import BoundedCache, cache_argument
+    from ..provenance import provenance
+    from .live import LiveText, status_line
+
     cache = BoundedCache(loaded.model, chosen, budget, **limits)
     template = chat and loaded.tokenizer.chat_template is not None
     if template:
@@ -154,7 +107,7 @@ def generate(
                 "stats": cache.stats.to_dict(),
                 "schedule": vars(cache.schedule),
                 "policy": {"name": chosen.name, "spec": policy, **vars(chosen)},
-                **provenance(model=model, seed=seed, sampling=sampling, chat_template=template),
+                **provenance(model=model, **placed_as(loaded), seed=seed, sampling=sampling, chat_template=template),
             }
         )
     else:

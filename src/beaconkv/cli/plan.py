@@ -5,11 +5,6 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from ..models import load_config
-from ..models.load import DTYPES
-from ..plan import ModelShape, make_plan
-from ..policies import make_policy
-from ..provenance import provenance
 from .common import console, human_bytes, parse_settings, print_json, report
 
 
@@ -19,12 +14,18 @@ def plan(
     length: int = typer.Option(32768, help="Tokens of a sequence, prompt included."),
     memory: float = typer.Option(80.0, help="Memory of the device in GiB."),
     utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
-    dtype: str = typer.Option("bfloat16", help="Of weights and cache: " + ", ".join(DTYPES) + "."),
+    dtype: str = typer.Option("bfloat16", help="Of weights and cache: float32, bfloat16, float16."),
     policy: str = typer.Option("beaconkv", help="Policy whose own memory is counted."),
     settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Say what a model's cache costs, and what a budget saves."""
+    from ..models import load_config
+    from ..models.load import DTYPES
+    from ..plan import ModelShape, make_plan
+    from ..policies import make_policy
+    from ..provenance import provenance
+
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     shape = ModelShape.of_config(load_config(model, report))

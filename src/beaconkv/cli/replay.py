@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from ..analysis.losses import Outcome, compare_policies
-from ..analysis.pictures import draw_losses
-from ..analysis.restoration import missed_soon, most_missed, restore
-from ..analysis.trace import Trace
-from ..evaluation.cells import make_cells
-from ..models import load
-from ..provenance import provenance
-from .common import bar, console, messages, parse_budgets, parse_count, print_json, split
-from .common import report as say
+from .common import bar, console, messages, name_column, parse_budgets, parse_count, print_json, split
+from .models import DEVICE, DTYPE, load_model, placement
+from .outputs import require_folder, require_package
+
+if TYPE_CHECKING:
+    from ..analysis.losses import Outcome
+    from ..analysis.trace import Trace
 
 EXPLAINED = (
     "lost: share of attention, after the first eviction, on entries that are gone. oracle: what an eviction that knows "
@@ -42,10 +40,18 @@ def replay(
     event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one missed most soon after."),
     window: int = typer.Option(64, help="Tokens after it whose prediction is looked at."),
     model: str | None = typer.Option(None, "--model", "-m", help="For --restore; default: the trace's model."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
+    from ..analysis.losses import compare_policies
+    from ..analysis.pictures import draw_losses
+    from ..analysis.trace import Trace
+    from ..evaluation.cells import make_cells
+    from ..provenance import provenance
+
     for name, value, least in (("restore", restored, 0), ("window", window, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -54,7 +60,13 @@ def replay(
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     limits |= {"budget_min": budget_min, "scope": scope}
     cells = make_cells(split(policies), parse_budgets(budgets), **limits)
+    placed = placement(device, dtype)
     opened = Trace(trace)
+    name = model or opened.info.model
+    if restored and not name:
+        raise ValueError("the trace does not say which model it is of: give --model")
+    require_package("matplotlib", "insight", "a picture")
+    require_folder(out)
     with bar("replaying", 1.0, counts=False) as advance:
         outcomes = compare_policies(
             opened, [(cell.policy, cell.budget) for cell in cells], top_keys=top_keys, advance=advance, **limits
@@ -68,12 +80,8 @@ def replay(
         **provenance(model=opened.info.model),
     }
     if restored:
-        name = model or opened.info.model
-        if not name:
-            raise ValueError("the trace does not say which model it is of: give --model")
-        loaded = load(name, report=say).model
+        loaded = load_model(name, placed).model
         result["restored"] = [_restore(opened, outcome, restored, event, window, loaded) for outcome in outcomes]
-    out.mkdir(parents=True, exist_ok=True)
     document = json.dumps(result, indent=2, ensure_ascii=False).encode("utf-8", "replace")
     (out / "replay.json").write_bytes(document)
     draw_losses(outcomes, out / "replay.png")
@@ -96,6 +104,8 @@ def replay(
 
 def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, window: int, model: Any) -> dict[str, Any]:
     """Put the most missed entries of one eviction back, one at a time."""
+    from ..analysis.restoration import missed_soon, most_missed, restore
+
     number, events = outcome.replay.event_of(), len(outcome.replay.steps)
     result = {"policy": outcome.replay.policy, "budget": outcome.replay.budget}
     if not events:
@@ -133,9 +143,10 @@ def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, wind
 def _table(trace: Trace, rows: list[dict[str, Any]]) -> Table:
     title = f"{escape(trace.path.name)}: {len(trace):,} tokens, {len(trace.info.layers)} layers"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    names = ("policy", "budget", "evicted", "lost", "oracle", "bound", "regret", "held", "wanted", "cosine")
+    name_column(table, "policy", [row["policy"] for row in rows])
+    names = ("budget", "evicted", "lost", "oracle", "bound", "regret", "held", "wanted", "cosine")
     for name in names:
-        table.add_column(name, justify="left" if name == "policy" else "right", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold")
     for row in rows:
         shares = (_percent(row[name]) for name in ("lost", "oracle", "bound", "regret", "recall"))
         cosine = "-" if row["coverage"] is None else f"{row['coverage']:.2f}"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..analysis.diagnosis import diagnose
-from ..analysis.losses import compare_policies
-from ..analysis.report.data import page_data
-from ..analysis.report.page import render_page
-from ..analysis.trace import Trace
-from ..evaluation.cells import make_cells
 from .common import bar, console, human_bytes, parse_budgets, split
+from .outputs import require_file
+
+if TYPE_CHECKING:
+    from ..analysis.trace import Trace
 
 
 def report(
@@ -25,10 +24,15 @@ def report(
     out: Path = typer.Option(Path("results/report.html"), help="The page: one file, which needs no network."),
 ) -> None:
     """Make a page to explore a trace: what each token looks back at, and what methods would have dropped."""
+    from ..analysis.trace import Trace
+    from ..evaluation.cells import make_cells
+
     if heads is not None and heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
     cells = [] if policies in ("", "none") else make_cells(split(policies), parse_budgets(budgets))
-    write_page(Trace(trace), [(cell.policy, cell.budget) for cell in cells], out, top_keys, distance, heads)
+    opened = Trace(trace)
+    require_file(out)
+    write_page(opened, [(cell.policy, cell.budget) for cell in cells], out, top_keys, distance, heads)
     console.print(f"page: {out} ({human_bytes(out.stat().st_size)})", highlight=False, markup=False)
 
 
@@ -41,6 +45,11 @@ def write_page(
     heads: int | None = None,
 ) -> None:
     """Diagnose a trace, replay methods over it, and write the page."""
+    from ..analysis.diagnosis import diagnose
+    from ..analysis.losses import compare_policies
+    from ..analysis.report.data import page_data
+    from ..analysis.report.page import render_page
+
     layers = len(trace.info.layers)
     with bar("looking", 2.0 if cells else 1.0, counts=False) as advance:
         found = diagnose(trace, top_keys=top_keys, distance=distance, advance=lambda done: advance(done / layers))

@@ -13,9 +13,6 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from ..integrations.vllm import WORKER, ServingSettings
-from ..models.load import resolve
-from ..policies import parse_policy
 from .common import messages, parse_count, report
 
 SERVER = "vllm.entrypoints.openai.api_server"
@@ -45,6 +42,10 @@ def serve(
 
     What is not named here is passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
     """
+    from ..integrations.vllm import WORKER, ServingSettings
+    from ..models.load import resolve
+    from ..policies import parse_policy
+
     spec = ":".join([policy, *settings])
     if budget is None and parse_policy(spec).resolve_budget() is None:
         budget = 2048

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from ..analysis.diagnosis import Diagnosis, diagnose
-from ..analysis.pictures import (
-    draw_attention,
-    draw_clusters,
-    draw_cosines,
-    draw_frequency,
-    picture_head,
-)
-from ..analysis.recorder import record, require_choice
-from ..analysis.trace import Trace
-from ..evaluation import load_tasks
-from ..evaluation.decoding import Sampling, write_answers
-from ..evaluation.texts import read_rows, tokenize
-from ..integrations.transformers import BoundedCache
-from ..models import load
-from ..provenance import provenance
 from .common import bar, console, human_bytes, print_json, report, split
+from .models import DEVICE, DTYPE, MODEL, load_model, placement
+from .outputs import require_file, require_folder, require_package
+
+if TYPE_CHECKING:
+    from ..analysis.diagnosis import Diagnosis
+    from ..analysis.trace import Trace
+    from ..evaluation.decoding import Sampling
 
 app = typer.Typer(help="Record what a model's attention sees, and look at it.", no_args_is_help=True)
 
@@ -34,7 +25,7 @@ app = typer.Typer(help="Record what a model's attention sees, and look at it.", 
 @app.command("record")
 def record_command(
     out: Path = typer.Option(..., help="The file to write, for example chain.trace."),
-    model: str = typer.Option("reasoner", "--model", "-m", help="Bundled name, folder, .gguf file or hub name."),
+    model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
     prompt: str | None = typer.Option(None, help="Let the model answer this message."),
     task: str | None = typer.Option(None, help="Let it solve a reasoning problem: machine, ledger, plan@0.66, ..."),
     texts: Path | None = typer.Option(
@@ -54,10 +45,16 @@ def record_command(
         None, help="Store as float32, float16 or bfloat16. Default: as the model computes."
     ),
     chunk: int = typer.Option(512, help="Tokens of one forward pass; 1: exactly as a model writes."),
-    dtype: str = typer.Option("float32", help="Of the model: float32, bfloat16, float16 or auto."),
-    device: str | None = typer.Option(None, help="Device map: cpu, cuda, auto, ..."),
+    dtype: str | None = typer.Option(None, help=DTYPE),
+    device: str | None = typer.Option(None, help=DEVICE),
 ) -> None:
     """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
+    from ..analysis.recorder import record, require_choice
+    from ..evaluation import load_tasks
+    from ..evaluation.decoding import Sampling
+    from ..evaluation.texts import tokenize
+    from ..provenance import provenance
+
     sources = [
         name for name, value in (("--prompt", prompt), ("--task", task), ("--texts", texts)) if value is not None
     ]
@@ -67,9 +64,6 @@ def record_command(
         if value is not None and value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     chosen = {"layers": _numbers("layers", layers), "kv_heads": _numbers("kv-heads", kv_heads)}
-    if out.is_dir():
-        raise ValueError(f"{out} is a folder; give the name of a file")
-    out.parent.mkdir(parents=True, exist_ok=True)  # before the model writes anything
     sampling = Sampling(max_new_tokens, temperature, top_p)
     problem = None
     if task is not None:
@@ -80,7 +74,9 @@ def record_command(
             raise ValueError(f"{task} has {len(tasks[0].problems)} problems; row must be below that, got {row}")
         problem = tasks[0].problems[row].prompt
     lines = None if texts is None else _line(texts, row)
-    loaded = load(model, dtype, device, report)
+    placed = placement(device, dtype)
+    require_file(out)
+    loaded = load_model(model, placed)
     require_choice(loaded.model, **chosen)
     if lines is not None:
         (text,) = tokenize(lines, loaded.tokenizer, tokens, prompt_tokens)
@@ -107,6 +103,8 @@ def record_command(
 
 
 def _line(texts: Path, row: int) -> list[dict[str, Any]]:
+    from ..evaluation.texts import read_rows
+
     lines = read_rows(texts, row + 1)
     if len(lines) <= row:
         raise ValueError(f"{texts} has {len(lines)} texts; row must be below that, got {row}")
@@ -126,6 +124,9 @@ def _write(
     loaded: Any, problem: str | None, message: str | None, sampling: Sampling, seed: int
 ) -> tuple[list[int], int]:
     """Let the model go on with a prompt, with the full cache. All token ids, and how many are the prompt."""
+    from ..evaluation.decoding import write_answers
+    from ..integrations.transformers import BoundedCache
+
     tokenizer, model = loaded.tokenizer, loaded.model
     if problem is None and tokenizer.chat_template is not None:
         chat = [{"role": "user", "content": message}]
@@ -159,6 +160,8 @@ def info_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
 ) -> None:
     """Say what a trace holds."""
+    from ..analysis.trace import Trace
+
     opened = Trace(trace)
     if as_json:
         print_json({k: v for k, v in opened.info.to_json().items() if k != "pieces"})
@@ -189,6 +192,11 @@ def look_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """How often each head looks far back, and whether the queries that do fall into groups."""
+    from ..analysis.diagnosis import diagnose
+    from ..analysis.pictures import draw_attention, draw_clusters, draw_cosines, draw_frequency, picture_head
+    from ..analysis.trace import Trace
+    from ..provenance import provenance
+
     if (layer is None) != (head is None):
         raise ValueError("give layer and head together, or neither")
     opened = Trace(trace)
@@ -196,6 +204,8 @@ def look_command(
         opened.number(layer)
         if head not in opened.info.heads:
             raise ValueError(f"head {head} was not recorded; choose from {', '.join(map(str, opened.info.heads))}")
+    require_package("matplotlib", "insight", "a picture")
+    require_folder(out)
     with bar("layers", len(opened.info.layers)) as advance:
         found = diagnose(
             opened,
@@ -207,7 +217,6 @@ def look_command(
             advance=advance,
         )
     result = {"trace": str(trace), **found.summary(), **provenance(model=opened.info.model, seed=seed)}
-    out.mkdir(parents=True, exist_ok=True)
     (out / "diagnosis.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     layer, head = (layer, head) if layer is not None else picture_head(found)
     window = _window(opened, found, layer, head)

@@ -22,6 +22,8 @@ LONGEST = 1000
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]|\\?\$")
 _SPACING = re.compile(r"\\[,;:!]|\\(?:left|right|displaystyle)(?![A-Za-z])|[\s~]")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_PLAIN = re.compile(r"-?\d[\d,]*(?:[./]\d+)?")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BASE = re.compile(r"\d_\{?(\d+)\}?$")
 
 
@@ -49,8 +51,7 @@ def equivalent(answer: str, gold: str) -> bool:
         ImportError: math-verify is not installed.
         NoVerdictError: after ``SECONDS``, or when the comparison exhausts its memory or crashes.
     """
-    if find_spec("math_verify") is None:
-        raise ImportError("grading mathematics needs math-verify: pip install 'beaconkv[eval]'")
+    require_math_verify()
     answer, gold = clean(answer), clean(gold)
     if not answer or len(answer) > LONGEST:
         return False
@@ -60,6 +61,30 @@ def equivalent(answer: str, gold: str) -> bool:
     if len(set(bases)) == 2:
         return False
     return _worker().ask(answer, gold)
+
+
+def require_math_verify() -> None:
+    """Raise ``ImportError`` unless math-verify is installed."""
+    if find_spec("math_verify") is None:
+        raise ImportError("grading mathematics needs math-verify: pip install 'beaconkv[eval]'")
+
+
+def is_readable(gold: str) -> bool:
+    """Whether math-verify makes something of a known answer beyond its characters, within ``SECONDS``."""
+    try:
+        return _PLAIN.fullmatch(gold) is not None or _worker().ask(None, gold)
+    except NoVerdictError:
+        return False
+
+
+def has_open_braces(text: str) -> bool:
+    r"""Whether braces do not balance (``\{`` and ``\}`` are no braces)."""
+    depth = 0
+    for found in _BRACES.findall(text):
+        depth += {"{": 1, "}": -1}.get(found, 0)
+        if depth < 0:
+            return True
+    return depth > 0
 
 
 def _typeset_alike(answer: str) -> str:
@@ -74,7 +99,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
 
-    def ask(self, answer: str, gold: str) -> bool:
+    def ask(self, answer: str | None, gold: str) -> bool:
         with self._lock:
             if self._process is None:
                 self._start()
@@ -89,7 +114,9 @@ class _Worker:
                 raise
             if not reply:
                 self._stop()
-                raise NoVerdictError(f"no verdict on {answer[:80]!r} in {SECONDS:g} s and {ADDRESS_SPACE >> 30} GiB")
+                raise NoVerdictError(
+                    f"no verdict on {(answer or gold)[:80]!r} in {SECONDS:g} s and {ADDRESS_SPACE >> 30} GiB"
+                )
             return json.loads(reply)
 
     def _start(self) -> None:

@@ -103,32 +103,34 @@ def measure(
         for text in texts:
             if cell.budget is not None:
                 cell.schedule.kept_for(text.prompt_length)
-    journal = Journal(records)
-    key = {(c, t): _key(label, settings, cell, text) for c, cell in enumerate(cells) for t, text in enumerate(texts)}
-    head: OutputHead | None = None
-    for start in range(0, len(texts), settings.rows):
-        batch = sorted(range(start, min(start + settings.rows, len(texts))), key=lambda t: -texts[t].predictions)
-        references: dict[int, Reference] = {}
-        for group in _groups(cells, settings.together):
-            missing = [t for t in batch if any(key[c, t] not in journal.done for c in group)]
-            advance(len(group) * sum(texts[t].predictions for t in batch if t not in missing))
-            if not missing:
-                continue
-            if head is None:
-                head = OutputHead(model, torch.tensor([texts[0].ids[:8]], device=model.device))
-            steps = sampled_steps(texts[batch[0]].predictions, settings.mass_every, settings.seed)
-            for t in missing:
-                if t not in references:
-                    own = [step for step in steps if step < texts[t].predictions]
-                    references[t] = read_reference(model, head, texts[t], own, settings.chunk)
-            rows = [texts[t] for t in missing]
-            own_cells = [cells[c] for c in group]
-            found = _measure_batch(model, head, own_cells, rows, [references[t] for t in missing], steps, advance)
-            for c, records_of_cell in zip(group, found, strict=True):
-                for t, record in zip(missing, records_of_cell, strict=True):
-                    if key[c, t] not in journal.done:
-                        journal.append({"key": key[c, t], **record})
-    return [journal.done[key[c, t]] for c in range(len(cells)) for t in range(len(texts))]
+    with Journal(records) as journal:
+        key = {
+            (c, t): _key(label, settings, cell, text) for c, cell in enumerate(cells) for t, text in enumerate(texts)
+        }
+        head: OutputHead | None = None
+        for start in range(0, len(texts), settings.rows):
+            batch = sorted(range(start, min(start + settings.rows, len(texts))), key=lambda t: -texts[t].predictions)
+            references: dict[int, Reference] = {}
+            for group in _groups(cells, settings.together):
+                missing = [t for t in batch if any(key[c, t] not in journal.done for c in group)]
+                advance(len(group) * sum(texts[t].predictions for t in batch if t not in missing))
+                if not missing:
+                    continue
+                if head is None:
+                    head = OutputHead(model, torch.tensor([texts[0].ids[:8]], device=model.device))
+                steps = sampled_steps(texts[batch[0]].predictions, settings.mass_every, settings.seed)
+                for t in missing:
+                    if t not in references:
+                        own = [step for step in steps if step < texts[t].predictions]
+                        references[t] = read_reference(model, head, texts[t], own, settings.chunk)
+                rows = [texts[t] for t in missing]
+                own_cells = [cells[c] for c in group]
+                found = _measure_batch(model, head, own_cells, rows, [references[t] for t in missing], steps, advance)
+                for c, records_of_cell in zip(group, found, strict=True):
+                    for t, record in zip(missing, records_of_cell, strict=True):
+                        if key[c, t] not in journal.done:
+                            journal.append({"key": key[c, t], **record})
+        return [journal.done[key[c, t]] for c in range(len(cells)) for t in range(len(texts))]
 
 
 def work(texts: Sequence[Text], cells: Sequence[Cell]) -> int:

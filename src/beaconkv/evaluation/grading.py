@@ -55,7 +55,7 @@ def grade(response: str, answer: str, truncated: bool = False) -> Grade:
         ValueError: ``answer`` is blank.
         ImportError: math-verify is not installed (extra ``eval``).
     """
-    gold = _gold(answer)
+    gold = known_answer(answer)
     extracted, refusal = _boxed(response, truncated)
     if extracted is None:
         return refusal
@@ -71,7 +71,7 @@ def grade_choice(response: str, answer: str, truncated: bool = False) -> Grade:
     Raises:
         ValueError: ``answer`` is not one of ``CHOICES``.
     """
-    gold = _letter(_gold(answer))
+    gold = _letter(known_answer(answer))
     if gold is None:
         raise ValueError(f"answer {answer!r} is no choice; the choices are {', '.join(CHOICES)}")
     extracted, refusal = _boxed(response, truncated)
@@ -90,7 +90,7 @@ def grade_exact(response: str, answer: str, truncated: bool = False, pattern: st
     Raises:
         ValueError: ``answer`` is blank.
     """
-    gold = _gold(answer)
+    gold = known_answer(answer)
     if truncated:  # "12" may be the beginning of "1234"
         return Grade(False, None, "cut off")
     final = final_text(response)
@@ -112,7 +112,8 @@ def get_grader(name: str) -> Callable[..., Grade]:
     return GRADERS[name]
 
 
-def _gold(answer: str) -> str:
+def known_answer(answer: str) -> str:
+    """A known answer without its box, if it has one. Raises ``ValueError`` for a blank one."""
     if not answer.strip():
         raise ValueError("the known answer is blank: nothing can be graded against it")
     return last_box(answer) or answer.strip()

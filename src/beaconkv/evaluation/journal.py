@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from .jsonl import json_line
+from .line_file import LineFile
+
 
 class Journal:
-    """Records by key, kept in a JSONL file if there is one. A last line that was cut off is thrown away."""
+    """Records by their field ``key``, kept in a file if there is one; see :class:`LineFile` for what it survives.
+
+    Attributes:
+        done: key -> record.
+
+    Raises:
+        ValueError, BlockingIOError: as :class:`LineFile`.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self.path, self.done = path, {}
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            record = json.loads(line)
-            self.done[record["key"]] = record
+        self.done: dict[str, dict[str, Any]] = {}
+        self._lines = None if path is None else LineFile(path, self._seen)
+        if self._lines is not None:
+            self._lines.start()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lines is not None:
+            self._lines.close()
 
     def append(self, record: dict[str, Any]) -> None:
         """Write a record, which has its ``key``."""
+        if self._lines is not None:
+            self._lines.append(json_line(record))
+        self._seen(record)
+
+    def _seen(self, record: dict[str, Any]) -> None:
+        if "key" not in record:
+            raise ValueError("no field 'key': no record of a measurement")
         self.done[record["key"]] = record
-        if self.path is not None:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")

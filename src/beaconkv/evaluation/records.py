@@ -7,14 +7,14 @@ that made them, so one folder holds one run. ``finalize()`` sorts the lines; wha
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .files import lock_file, replace_file, sync_folder
-from .jsonl import json_line, read_records, whole_lines
+from .files import replace_file
+from .jsonl import json_line, read_records
+from .line_file import LineFile
 from .run_settings import compare_settings, write_settings
 
 TIMING = "timing"
@@ -38,26 +38,19 @@ class RecordFile:
             path: the file; its folder is made.
             settings: what the samples depend on, as JSON values; kept in ``run.json`` and compared on resuming.
             key: fields that together name a sample; their values are texts, numbers or None.
-            sync_every: after how many records the disk is waited for. Each is handed to the system at once, so
-                only a crash of the whole machine can lose those in between.
+            sync_every: after how many records the disk is waited for, see :class:`LineFile`.
 
         Raises:
             ValueError: settings or key differ from those of ``run.json``; a line before the last is no record
                 or repeats a key (the message starts with ``file:line``); records without ``run.json``.
             BlockingIOError: another process, or another object of this one, has the file open.
         """
-        if sync_every < 1:
-            raise ValueError(f"sync_every must be at least 1, got {sync_every}")
-        self.path, self.key, self.sync_every = Path(path), tuple(key), sync_every
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._mutex, self._unsynced, self._file = threading.Lock(), 0, None
-        self._lock = lock_file(self.path.with_name(self.path.name + ".lock"), self.path)
+        self.path, self.key = Path(path), tuple(key)
+        self._mutex, self._done = threading.Lock(), set()
+        self._lines = LineFile(self.path, self._seen, sync_every)
         try:
-            self._done, self._size = self._read()
             self._check_run({**settings, "record_key": list(self.key)})
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            self._file.truncate(self._size)
-            sync_folder(self.path.parent)
+            self._lines.start()
         except BaseException:
             self.close()
             raise
@@ -83,22 +76,10 @@ class RecordFile:
         """
         key, line = self._key_of(record), json_line(record)
         with self._mutex:
-            file = self._opened()
             if key in self._done:
                 raise ValueError(f"{self.path} has a record of {self._named(key)} already")
-            try:
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except BaseException:  # a full disk: what follows must not be glued to half a line
-                file.truncate(self._size)
-                raise
-            self._size += len(line)
+            self._lines.append(line)
             self._done.add(key)
-            self._unsynced += 1
-            if self._unsynced >= self.sync_every:
-                os.fsync(file.fileno())
-                self._unsynced = 0
 
     def finalize(self) -> None:
         """Sort the file by key, timings apart, and close it.
@@ -110,8 +91,7 @@ class RecordFile:
             ValueError: the file is closed.
         """
         with self._mutex:
-            self._opened().close()
-            self._file = None
+            self._lines.stop()
             timing_path = self.path.with_name(f"{self.path.stem}.{TIMING}.jsonl")
             records, timings = {}, {}
             if timing_path.exists():
@@ -130,31 +110,13 @@ class RecordFile:
     def close(self) -> None:
         """Close the file as it is. May be called twice."""
         with self._mutex:
-            if self._file is not None:
-                os.fsync(self._file.fileno())
-                self._file.close()
-                self._file = None
-            self._lock.close()
+            self._lines.close()
 
-    def _opened(self) -> Any:
-        if self._file is None:
-            raise ValueError(f"{self.path} is closed")
-        return self._file
-
-    def _read(self) -> tuple[set[Key], int]:
-        """Keys of the whole lines, and the number of bytes they take."""
-        done: set[Key] = set()
-        size = 0
-        for number, (record, end) in enumerate(whole_lines(self.path) if self.path.exists() else (), 1):
-            try:
-                key = self._key_of(record)
-                if key in done:
-                    raise ValueError(f"a second record of {self._named(key)}")
-            except ValueError as error:
-                raise ValueError(f"{self.path}:{number}: {error}") from None
-            done.add(key)
-            size = end
-        return done, size
+    def _seen(self, record: Mapping[str, Any]) -> None:
+        key = self._key_of(record)
+        if key in self._done:
+            raise ValueError(f"a second record of {self._named(key)}")
+        self._done.add(key)
 
     def _check_run(self, settings: dict[str, Any]) -> None:
         path = self.path.with_name("run.json")

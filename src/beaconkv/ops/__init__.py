@@ -13,7 +13,20 @@ from .fused import rope as fused_rope
 from .fused import sampling as fused_sampling
 from .fused import scoring as fused_scoring
 from .redundancy import key_redundancy
-from .rope import apply_half, apply_identity, apply_interleaved, rotate, unrotate
+from .rope import (
+    LAYOUTS,
+    RotaryLayout,
+    apply_half,
+    apply_half_backwards,
+    apply_half_once,
+    apply_identity,
+    apply_interleaved,
+    apply_interleaved_halves,
+    layout_of,
+    rotate,
+    same_before_rope,
+    unrotate,
+)
 from .sampling import cosine_matrix, unit_vectors
 from .scoring import POOLS, attention_weights, group_attention_weights, pool
 from .selection import select_entries
@@ -27,11 +40,16 @@ observation_scores = dispatched(scoring.observation_scores, fused=fused_scoring.
 unrotate_into = dispatched(rope.unrotate_into, fused=fused_rope.unrotate_into, triton="rope")
 
 __all__ = [
+    "LAYOUTS",
     "POOLS",
     "POSITION_POOLS",
+    "RotaryLayout",
     "apply_half",
+    "apply_half_backwards",
+    "apply_half_once",
     "apply_identity",
     "apply_interleaved",
+    "apply_interleaved_halves",
     "attention_weights",
     "cosine_matrix",
     "current_backend",
@@ -43,12 +61,14 @@ __all__ = [
     "group_attention_weights",
     "hole_moves",
     "key_redundancy",
+    "layout_of",
     "nearest_queries",
     "observation_scores",
     "pool",
     "pool_positions",
     "require_finite",
     "rotate",
+    "same_before_rope",
     "select_entries",
     "spherical_kmeans",
     "take_queries",

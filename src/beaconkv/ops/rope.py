@@ -7,10 +7,13 @@ projection is computed twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from ..types import Rope
+from ..types import Rope, RotaryFn
 
 
 def apply_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,9 +44,103 @@ def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1)
 
 
+def apply_half_once(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As :func:`apply_half` with each frequency once: cos, sin (R or 1, n, D_rot/2), as gpt-oss lays them out."""
+    return apply_half(x, torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1))
+
+
+def apply_interleaved_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As :func:`apply_interleaved` with the frequencies of cos and sin half after half, as GLM and Ernie have them.
+
+    Only the first half of cos and sin (R or 1, n, D_rot) is read, as in those models.
+    """
+    cos, sin = (table[..., : table.shape[-1] // 2].repeat_interleave(2, dim=-1) for table in (cos, sin))
+    return apply_interleaved(x, cos, sin)
+
+
+def apply_half_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As :func:`apply_half`, by the opposite angles, as NanoChat rotates."""
+    return apply_half(x, cos, -sin)
+
+
 def apply_identity(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """No rotation: layers without positional encoding."""
     return x
+
+
+def _twice(frequencies: Tensor) -> Tensor:
+    return torch.cat([frequencies, frequencies], dim=-1)
+
+
+def _side_by_side(frequencies: Tensor) -> Tensor:
+    return frequencies.repeat_interleave(2, dim=-1)
+
+
+def _once(frequencies: Tensor) -> Tensor:
+    return frequencies
+
+
+@dataclass(frozen=True)
+class RotaryLayout:
+    """Which dimensions of a query form a pair, and how cos and sin list the frequencies.
+
+    Attributes:
+        name: under which traces store it.
+        apply: the rotation.
+        expand: (..., F) one number for each frequency -> the form in which ``apply`` takes cos or sin.
+        neighbours: pairs are (2i, 2i + 1); else (i, i + D_rot/2).
+        listed_once: cos and sin are read at one place for both dimensions of a pair.
+        backwards: the rotation is by the opposite angles.
+    """
+
+    name: str
+    apply: RotaryFn
+    expand: Callable[[Tensor], Tensor]
+    neighbours: bool
+    listed_once: bool
+    backwards: bool = False
+
+    def of_pairs(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """cos or sin of the first and of the second dimension of each pair, each (..., F)."""
+        if self.listed_once:
+            once = table if self.expand is _once else table[..., : table.shape[-1] // 2]
+            return once, once
+        return self.pairs(table)
+
+    def pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the first and of the second dimension of each pair of x (..., D_rot), each (..., F)."""
+        return (x[..., 0::2], x[..., 1::2]) if self.neighbours else x.chunk(2, dim=-1)
+
+
+LAYOUTS: dict[str, RotaryLayout] = {
+    layout.name: layout
+    for layout in (
+        RotaryLayout("half", apply_half, _twice, neighbours=False, listed_once=False),
+        RotaryLayout(
+            "half_backwards", apply_half_backwards, _twice, neighbours=False, listed_once=False, backwards=True
+        ),
+        RotaryLayout("half_of_once", apply_half_once, _once, neighbours=False, listed_once=True),
+        RotaryLayout("interleaved", apply_interleaved, _side_by_side, neighbours=True, listed_once=False),
+        RotaryLayout("interleaved_of_halves", apply_interleaved_halves, _twice, neighbours=True, listed_once=True),
+    )
+}
+"""Every rotary layout that is known: hosts recognise theirs among these, kernels and traces take these."""
+
+
+def layout_of(apply: RotaryFn) -> RotaryLayout | None:
+    """The layout whose rotation is ``apply``; None for :func:`apply_identity` and for unknown functions."""
+    return next((layout for layout in LAYOUTS.values() if layout.apply is apply), None)
+
+
+def same_before_rope(seen: Iterable[tuple[Tensor, Rope]], tolerance: float) -> bool:
+    """Whether queries that differ in their rotation alone are equal once it is undone.
+
+    Args:
+        seen: at least two queries (R, heads, 1, D) after RoPE, each with its rope.
+        tolerance: largest difference allowed, as a share of the largest component.
+    """
+    first, *others = (unrotate(query, rope) for query, rope in seen)
+    return all((first - other).abs().max() <= tolerance * first.abs().max() for other in others)
 
 
 def rotate(x: Tensor, rope: Rope) -> Tensor:

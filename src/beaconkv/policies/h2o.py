@@ -21,17 +21,20 @@ BLOCK = 128
 class ReceivedAttention(LayerState):
     """Per entry, the attention weights of all queries since it came, summed over the heads of its group.
 
-    The sums are by slot and follow the compaction. Their tensor has as many slots as a row can hold.
+    The sums are by slot and follow the compaction. Their tensor has as many slots as a row can hold; more only while a
+    longer prompt is being evicted.
     """
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.sums: Tensor | None = None  # (B, H_kv, slots) float32, 0 in free slots
+        self._full_at = 0  # entries of the fullest row at its eviction
 
     def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
         size, num_new = view.keys.shape[2], queries.shape[2]
+        self._full_at = max(self._full_at, size + min(until_full))  # less than size where a prompt is longer
         if self.sums is None or size > self.sums.shape[2]:
-            self._reserve(view, size + max(0, *until_full))
+            self._reserve(view.keys, max(size, self._full_at))
         received = 0
         for start in range(0, num_new, BLOCK):
             part = queries[:, :, start : start + BLOCK]
@@ -44,10 +47,12 @@ class ReceivedAttention(LayerState):
         else:
             self.sums[rows.index, :, :size] += received
 
-    def _reserve(self, view: CacheView, slots: int) -> None:
-        new = lasting_zeros(view.keys, self.batch, view.keys.shape[1], slots, dtype=torch.float32)
+    def _reserve(self, like: Tensor, slots: int) -> None:
+        """Have so many slots. like: (R, H_kv, ...)."""
+        new = lasting_zeros(like, self.batch, like.shape[1], slots, dtype=torch.float32)
         if self.sums is not None:
-            new[:, :, : self.sums.shape[2]] = self.sums
+            kept = min(slots, self.sums.shape[2])
+            new[:, :, :kept] = self.sums[:, :, :kept]
         self.sums = new
 
     def evicted(self, source: Tensor, rows: Rows) -> None:
@@ -55,6 +60,8 @@ class ReceivedAttention(LayerState):
         free = self.sums.shape[2] - kept.shape[2]
         rows.put(self.sums, 2, 0, kept)
         rows.put(self.sums, 2, kept.shape[2], kept.new_zeros(*kept.shape[:2], free))
+        if self.sums.shape[2] > self._full_at:  # a longer prompt has gone
+            self._reserve(self.sums, self._full_at)
 
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         self.batch = len(numbers)
@@ -74,6 +81,7 @@ class ReceivedAttention(LayerState):
         states = [ReceivedAttention(self.batch) for _ in range(count)]
         for number, state in enumerate(states):
             state.sums = None if self.sums is None else apart(self.sums, number, count)
+            state._full_at = self._full_at
         return states
 
     @property

@@ -16,7 +16,13 @@ LAYERS, HEADS, KV_HEADS, DIM, SIZE, BLOCKS = 3, 4, 2, 4, 4, 400
 POLICIES = ["beaconkv", "rpc", "snapkv", "rkv", "streaming_llm", "tova", "naive_fps", "random_history", "recent:32"]
 ANGLE = torch.arange(400).unsqueeze(1) * torch.tensor([1.0, 0.13] * 2)
 ROPE = LayerRope(ANGLE.cos(), ANGLE.sin(), ops.apply_half)
-PARAMS = AttentionParams(0.7)
+SINKS = torch.randn(LAYERS, HEADS, generator=torch.Generator().manual_seed(0))
+PARAMS = {
+    "plain": [AttentionParams(0.7)] * LAYERS,
+    "with sinks": [AttentionParams(0.7, 3.0, sinks) for sinks in SINKS],
+    "each its own softcap": [AttentionParams(0.7, softcap) for softcap in (None, 1.0, 4.0)],
+}
+"""By layer, how logits are computed."""
 
 
 class Text:
@@ -27,8 +33,8 @@ class Text:
         self.keys, self.values = torch.randn(2, LAYERS, KV_HEADS, length, DIM, generator=generator) * 2
 
 
-def alone(policy, schedule, piece, text, prompt, length):
-    """(positions, keys) per layer and KV head, from a layer that holds nothing else."""
+def alone(policy, schedule, piece, params, text, prompt, length):
+    """Of layers that hold nothing else: (positions, keys, values) of each, evictions, entries dropped per KV head."""
     held = []
     for number in range(LAYERS):
         layer = BoundedLayer(policy, schedule)
@@ -38,21 +44,21 @@ def alone(policy, schedule, piece, text, prompt, length):
             stop = min(start + piece, prompt, length) if start < prompt else start + 1
             part = slice(start, stop)
             layer.append(text.keys[number, None, :, part], text.values[number, None, :, part])
-            layer.observe(text.queries[number, None, :, part], ROPE.steps(start, stop), PARAMS)
+            layer.observe(text.queries[number, None, :, part], ROPE.steps(start, stop), params[number])
             start = stop
         size = layer.slab.lengths[0]
         held.append((layer.slab.positions[0, :, :size], layer.slab.keys[0, :, :size], layer.slab.values[0, :, :size]))
-    return held
+    return held, layer.num_evictions[0], layer.entries_dropped // KV_HEADS
 
 
 class Server:
     """Does to a group of layers what vLLM's steps do, attention apart."""
 
-    def __init__(self, policy, schedule, piece, views, max_requests):
+    def __init__(self, policy, schedule, piece, views, max_requests, params=PARAMS["plain"]):
         width = 2 * DIM
         self.caches = [torch.full((BLOCKS, KV_HEADS, SIZE, width), float("nan")) for _ in range(LAYERS)]
         layers = [
-            BoundedAttention(str(n), HEADS, KV_HEADS, DIM, ROPE, PARAMS, lambda n=n: self.caches[n])
+            BoundedAttention(str(n), HEADS, KV_HEADS, DIM, ROPE, params[n], lambda n=n: self.caches[n])
             for n in range(LAYERS)
         ]
         self.views = views
@@ -85,8 +91,9 @@ class Server:
                 for order, run in enumerate(runs):
                     if evicted:
                         self.store(number, table, run.stored, text, run.start, run.stop)
-                    queries = text.queries[number, :, run.start : run.stop].transpose(0, 1)
+                    queries = text.queries[number, :, run.start : run.stop].transpose(0, 1).clone()
                     self.group.observe(number, request, run, queries)
+                    queries.fill_(float("nan"))  # vLLM writes the next step's there
                     if run.keep is not None and order + 1 < len(runs):
                         self.group.evict(number, request, run, table)
                         evicted = True
@@ -140,6 +147,7 @@ def cases(draw):
         requests=requests,
         most=draw(st.sampled_from([1, 3, 20, 64])),
         views=draw(st.sampled_from([side_by_side, half_by_half])),
+        params=PARAMS[draw(st.sampled_from(sorted(PARAMS)))],
         restart=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
     )
@@ -151,11 +159,11 @@ def test_each_request_keeps_what_it_keeps_alone(case):
     run(**case)
 
 
-def run(policy, schedule, piece, requests, most, views, restart, seed):
+def run(policy, schedule, piece, requests, most, views, params, restart, seed):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     texts = {str(n): Text(prompt + steps, generator) for n, (prompt, steps) in enumerate(requests)}
-    server = Server(policy, schedule, piece, views, len(requests))
+    server = Server(policy, schedule, piece, views, len(requests), params)
     lengths = {str(n): sum(request) for n, request in enumerate(requests)}
     for n, (prompt, _) in enumerate(requests):
         server.group.begin(str(n), prompt)
@@ -184,8 +192,14 @@ def run(policy, schedule, piece, requests, most, views, restart, seed):
             server.group.begin(name, requests[int(name)][0])
             server.free += server.tables.pop(name, [])
         deal(again)
+    evictions = dropped = 0
     for name, (prompt, _) in zip(texts, requests, strict=True):
-        same(server.held(name), alone(policy, schedule, piece, texts[name], prompt, lengths[name]))
+        held, own_evictions, own_dropped = alone(policy, schedule, piece, params, texts[name], prompt, lengths[name])
+        same(server.held(name), held)
+        evictions, dropped = evictions + own_evictions, dropped + own_dropped
+    totals = server.group.totals
+    if not restart:
+        assert (totals.seen, totals.evictions, totals.dropped) == (sum(lengths.values()), evictions, dropped)
 
 
 @pytest.mark.parametrize("views", [side_by_side, half_by_half])

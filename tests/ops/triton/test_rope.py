@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from beaconkv import ops
 from beaconkv.types import Rope
-from tests.ops.test_rope import random_rope
+from tests.ops.test_rope import ROTATIONS, random_rope
 from tests.ops.triton.twins import assert_refused_alike, reference, twin
 
 reference = reference("unrotate_into")
@@ -22,7 +22,7 @@ def assert_same(target, start, x, rope):
 
 
 def rope_of(rows, steps, half, layout, factor, dtype, device):
-    ropes = [random_rope(steps, 2 * half, layout, factor, layout is ops.apply_interleaved, dtype) for _ in range(rows)]
+    ropes = [random_rope(steps, 2 * half, layout, factor, dtype) for _ in range(rows)]
     cos, sin = (torch.cat([getattr(rope, name) for rope in ropes]).to(device) for name in ("cos", "sin"))
     return Rope(cos, sin, layout)
 
@@ -32,7 +32,7 @@ def rope_of(rows, steps, half, layout, factor, dtype, device):
     m=st.integers(1, 40),
     half=st.integers(1, 9) | st.just(64),
     rest=st.sampled_from([0, 1, 6]),
-    layout=st.sampled_from([ops.apply_half, ops.apply_interleaved]),
+    layout=st.sampled_from(ROTATIONS),
     one_row=st.booleans(),
     one_step=st.booleans(),
     dtypes=st.tuples(*[st.sampled_from([torch.float32, torch.bfloat16])] * 3),
@@ -46,10 +46,11 @@ def test_equals_the_reference(device, m, half, rest, layout, one_row, one_step, 
     assert not target[:, :, start : start + m].isnan().any()
 
 
-@pytest.mark.parametrize("layout", [ops.apply_half, ops.apply_interleaved])
+@pytest.mark.parametrize("layout", ROTATIONS)
 def test_cos_and_sin_that_differ_within_a_pair(device, layout):
     """No model has such; but the twin must do what the reference does, not what is usual."""
-    cos, sin = torch.rand(2, 5, 8, device=device) + 0.5, torch.randn(2, 5, 8, device=device)
+    size = ops.layout_of(layout).expand(torch.zeros(4)).shape[0]
+    cos, sin = torch.rand(2, 5, size, device=device) + 0.5, torch.randn(2, 5, size, device=device)
     norm = ops.unrotate(torch.ones(2, 1, 5, 11, device=device), Rope(cos, sin, layout))
     assert norm.isfinite().all()
     assert_same(
@@ -57,7 +58,7 @@ def test_cos_and_sin_that_differ_within_a_pair(device, layout):
     )
 
 
-@pytest.mark.parametrize("layout", [ops.apply_half, ops.apply_interleaved])
+@pytest.mark.parametrize("layout", ROTATIONS)
 def test_strided_arguments(device, layout):
     rope = rope_of(2, 9, 4, layout, 1.0, torch.float32, device)
     rope = Rope(rope.cos.repeat_interleave(2, 1)[:, ::2], rope.sin.mT.contiguous().mT, layout).steps(3, 8)

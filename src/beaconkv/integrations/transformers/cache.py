@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -16,11 +18,21 @@ from ...policies import EvictionPolicy, parse_policy
 from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
 from .call import LayerCall
+from .continuation import PassInput, SeenColumns
+from .generation import ContinuedCache
 from .host_layer import NO_ROLLBACK, BoundedCacheLayer
-from .support import attention_modules, host_layers, likeness, require_supported_release, warn_of_dropped_cache
+from .reading import HostCut
+from .support import (
+    attention_modules,
+    host_layers,
+    likeness,
+    require_supported_release,
+    require_uncompiled,
+    warn_of_dropped_cache,
+)
 
 
-class BoundedCache(Cache, AnnouncedCache):
+class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     """A key-value cache of fixed size for one model; pass it to ``generate`` or ``forward``.
 
     >>> cache = BoundedCache(model, policy="beaconkv", budget=2048)
@@ -44,6 +56,7 @@ class BoundedCache(Cache, AnnouncedCache):
 
     Raises:
         ValueError: settings or a model that cannot work; the message names the offender and the choices.
+        RuntimeError: a model that runs through ``torch.compile``.
         ImportError: an unsupported release of transformers.
     """
 
@@ -63,6 +76,7 @@ class BoundedCache(Cache, AnnouncedCache):
         on_evict: Callable[[EvictionEvent], None] | None = None,
     ) -> None:
         require_supported_release()
+        require_uncompiled(model)
         spec = parse_policy(policy)
         self.policy = policy = spec.policy
         chosen = dict(
@@ -85,6 +99,12 @@ class BoundedCache(Cache, AnnouncedCache):
         self._bounded = [layers[index] for index in bounded]
         self._peak_kv_bytes = 0
         self._padding: tuple[Tensor, Tensor] | None = None  # the last mask, on its device and on the host
+        self._columns = SeenColumns()
+        self._pass: tuple[PassInput | None, int] | None = None  # under way: its input, and the columns before it
+        self._ropes: list[Rope] = []  # of the pass under way: each pair of cos and sin once
+        self._moved: dict[tuple[int, torch.device], Rope] = {}  # those, on other devices
+        self.cut: HostCut | None = None
+        self._is_arranged = False
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
 
@@ -100,10 +120,26 @@ class BoundedCache(Cache, AnnouncedCache):
         return [(indices, schedules[phase]) for (phase, _), indices in stacks.items()]
 
     def _attach(self, model: nn.Module, bounded: list[int]) -> None:
-        modules, self.detach = attach(model, bounded, self)
+        self.attachment, self.detach = attach(model, bounded, self)
         """Let go of the model now; the cache cannot be used afterwards."""
         self._model = weakref.ref(model)
-        self._modules = {index: weakref.ref(module) for index, module in modules.items()}
+        self._modules = {index: weakref.ref(module) for index, module in self.attachment.modules.items()}
+
+    def _arrange(self) -> None:
+        """Part stacks whose layers rotate their queries in different ways, or not at all: before anything is stored."""
+        self._is_arranged = True
+        rotary, hosts = self.attachment.rotary, {host.layer.index: host for host in self._bounded}
+        arranged: list[LayerStack] = []
+        for stack in self._stacks:
+            alike: dict[Hashable, list[BoundedLayer]] = {}
+            for layer in stack.layers:
+                alike.setdefault(rotary.get(layer.index), []).append(layer)
+            parts = [stack] if len(alike) == 1 else [LayerStack(layers) for layers in alike.values()]
+            for part in parts:
+                arranged.append(part)
+                for number, layer in enumerate(part.layers):
+                    hosts[layer.index].stack, hosts[layer.index].number = part, number
+        self._stacks = arranged
 
     def __enter__(self) -> BoundedCache:
         return self
@@ -124,10 +160,17 @@ class BoundedCache(Cache, AnnouncedCache):
         copy = object.__new__(type(self))
         shared = [self.policy, self.schedule, *(host.layer.on_evict for host in self._bounded)]
         memo.update({id(copy): copy, **{id(thing): thing for thing in shared}})
-        own = ("_model", "_modules", "detach")
+        own = ("_model", "_modules", "attachment", "detach", "_pass", "_ropes", "_moved")
         copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in own})
+        copy._pass, copy._ropes, copy._moved = None, [], {}
         copy._attach(self._own_model(), [host.layer.index for host in copy._bounded])
         return copy
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        raise TypeError(
+            "a BoundedCache belongs to a model of this process and cannot be pickled, saved or copied shallowly; "
+            "copy.deepcopy() makes an independent one for the same model, and a prompt is best kept as token ids"
+        )
 
     def serves(self, module: nn.Module, model: nn.Module | None) -> bool:
         """Whether the hook of ``model`` announces this call; see :class:`AnnouncedCache`."""
@@ -136,9 +179,110 @@ class BoundedCache(Cache, AnnouncedCache):
             raise ValueError(f"this BoundedCache was made for another model ({type(self._model()).__name__})")
         return model is self._model()  # else a hook of a wider or narrower model around the same module
 
+    def begin(self, arguments: dict[str, Any]) -> None:
+        """See :class:`AnnouncedCache`.
+
+        Raises:
+            ValueError: input that does not continue what the cache holds.
+            RuntimeError: as :meth:`require_whole`.
+        """
+        self.require_whole()
+        given, columns = PassInput.of_call(arguments), self._bounded[0].num_columns
+        layer = self._bounded[0].layer
+        if given is not None:
+            if arguments.get("labels") is not None:
+                self._warn_of_loss(given.num_new)
+            if self.cut is not None and columns < self.cut.columns:
+                self._columns.require_own_positions(given, columns, self._tokens_seen(given.rows))
+            if layer.is_open and self._bounded[0].waiting is None:
+                counts = layer.slab.counts
+                self._columns.require_continues(given, columns, counts.num_seen, counts.num_seen_on_device)
+        self._pass = given, columns
+
+    def _tokens_seen(self, rows: int) -> list[int]:
+        """Per row, tokens so far, those that wait for the rest of their piece included."""
+        host = self._bounded[0]
+        seen = host.layer.slab.num_seen if host.layer.is_open else [0] * rows
+        waiting = [0] * len(seen) if host.waiting is None else host.waiting.counts
+        return [count + more for count, more in zip(seen, waiting, strict=True)]
+
+    def end(self, broken: bool) -> None:
+        """See :class:`AnnouncedCache`.
+
+        Raises:
+            RuntimeError: the model did not use the cache.
+        """
+        (given, columns), self._pass = self._pass, None
+        self._ropes.clear()
+        self._moved.clear()
+        if broken or given is None:
+            return
+        if self._bounded[0].num_columns == columns:
+            raise RuntimeError(
+                f"{type(self._model()).__name__} did not use the BoundedCache it was given: use_cache=False, by "
+                "argument or from the model's config? Call it with use_cache=True"
+            )
+        self._columns.take(given, columns)
+
+    def note_compiled_step(self, ids: Tensor) -> None:
+        """A compiled step has taken in ids (B, 1)."""
+        self._columns.take(PassInput(ids.shape[0], 1, ids, None, None), self._bounded[0].num_columns - 1)
+
+    def _warn_of_loss(self, tokens: int) -> None:
+        budget = self.schedule.budget
+        if budget is not None and tokens >= budget:
+            warnings.warn(
+                f"labels came with {tokens} tokens in one forward pass, and the budget is {budget}: all tokens of a "
+                "pass attend to each other before anything is evicted, so this loss is that of the full cache. Feed "
+                "the text in chunks, or use `beaconkv fidelity`",
+                stacklevel=2,
+            )
+
+    @contextmanager
+    def generating(
+        self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, prefill_chunk: int | None
+    ) -> Iterator[None]:
+        """See :class:`ContinuedCache`."""
+        tokens = ids if isinstance(ids, Tensor) else embeds
+        if not isinstance(tokens, Tensor):  # generate() starts from nothing, or says what is wrong
+            yield
+            return
+        columns, length = self._bounded[0].num_columns, tokens.shape[1]
+        covered = mask.shape[1] if isinstance(mask, Tensor) and mask.ndim == 2 else length
+        if columns and covered <= length:  # else only the new tokens were passed
+            self._columns.require_text(ids if tokens is ids else None, length, columns)
+        if prefill_chunk is not None:
+            self.cut = HostCut(prefill_chunk, max(covered, length))
+        try:
+            yield
+        finally:
+            self.cut = None
+
     def call(self, index: int, rope: Rope) -> LayerCall:
         """What the attention function of layer ``index`` gets. rope: (B or 1, m, D_rot)."""
-        return LayerCall(self.layers[index], rope, self.padding_on_host, self.note_peak)
+        if not self._is_arranged:
+            self._arrange()
+        host = self.layers[index]
+        host.is_announced = True
+        for known in self._ropes:
+            if known.cos is rope.cos and known.sin is rope.sin:
+                break
+        else:
+            known = Rope(rope.cos, rope.sin, rope.apply, len(self._ropes))
+            self._ropes.append(known)
+        if known.apply is not rope.apply:
+            known = Rope(known.cos, known.sin, rope.apply, known.table)
+        return LayerCall(host, known, self)
+
+    def rope_on(self, rope: Rope, device: torch.device) -> Rope:
+        """The rope on a device, copied once a pass and not once a layer."""
+        if rope.cos.device == device:
+            return rope
+        key = rope.table, device
+        if key not in self._moved:
+            self._moved[key] = Rope(rope.cos.to(device), rope.sin.to(device), rope.apply, rope.table)
+        moved = self._moved[key]
+        return Rope(moved.cos, moved.sin, rope.apply, rope.table)
 
     def note_peak(self, extra_bytes: int = 0) -> None:
         """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
@@ -149,6 +293,18 @@ class BoundedCache(Cache, AnnouncedCache):
         """Keep some rows. indices: (rows,) int64 or bool."""
         self.note_peak()
         super().batch_select_indices(indices)
+        self._columns.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        super().batch_repeat_interleave(repeats)
+        rows = torch.arange(len(self._bounded[0].layer.prompts) // repeats)
+        self._columns.select_rows(rows.repeat_interleave(repeats))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row ``beam_idx[i]`` was. beam_idx: (rows,) int64."""
+        super().reorder_cache(beam_idx)
+        self._columns.select_rows(beam_idx)
 
     def padding_on_host(self, padding: Tensor) -> Tensor:
         """(rows, tokens) bool: the padding mask on the CPU, fetched once a forward pass and not once a layer.
@@ -178,13 +334,14 @@ class BoundedCache(Cache, AnnouncedCache):
         if not self.detach.alive:
             raise RuntimeError("this BoundedCache was detached from its model; make a new one")
         columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
-        if len(columns) > 1 or any(layer.is_pending for layer in self._bounded):
+        waits = self.cut is None and self._bounded[0].waiting is not None
+        if len(columns) > 1 or waits or any(layer.is_pending for layer in self._bounded):
             raise RuntimeError(
                 "a forward pass on this cache broke off between two layers, or a model other than its own was run "
                 "with it; make a new cache or reset() it"
             )
 
-    def serves_model(self, model: nn.Module) -> bool:
+    def serves_model(self, model: nn.Module | None) -> bool:
         """Whether this is the model the cache was made for."""
         return self._model() is model
 
@@ -197,6 +354,7 @@ class BoundedCache(Cache, AnnouncedCache):
             else:  # a sliding layer's own reset() forgets its length in some releases only
                 self.layers[index] = fresh[index]
         self._padding, self._peak_kv_bytes = None, 0
+        self._columns.reset()
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Always raises ``RuntimeError``: an eviction cannot be taken back."""
@@ -218,12 +376,39 @@ class BoundedCache(Cache, AnnouncedCache):
         Raises:
             ValueError: a layer that is not bounded.
         """
-        bounded = {host.layer.index: host.layer for host in self._bounded}
+        bounded = self._host(layer).layer
+        return bounded.slab.held_positions() if bounded.is_open else torch.empty(0, 0, 0, dtype=torch.int32)
+
+    def _host(self, layer: int) -> BoundedCacheLayer:
+        bounded = {host.layer.index: host for host in self._bounded}
         if layer not in bounded:
             raise ValueError(f"layer {layer} is not bounded; bounded layers: {', '.join(map(str, bounded))}")
-        if not bounded[layer].is_open:
-            return torch.empty(0, 0, 0, dtype=torch.int32)
-        return bounded[layer].slab.held_positions()
+        return bounded[layer]
+
+    def column_positions(self, layer: int) -> Tensor:
+        """Logical positions behind the columns of the last attention weights (``output_attentions=True``).
+
+        Entries are not kept in the order of the text, and each KV head keeps its own. Column ``j`` of the weights of
+        query head ``h`` belongs to the token at ``column_positions(layer)[row, h // G, j]``; G query heads share a KV
+        head.
+
+        Args:
+            layer: index of a bounded layer in the model.
+
+        Returns:
+            (B, H_kv, N) int32; -1 where a row has no entry, or the token is padding.
+
+        Raises:
+            ValueError: a layer that is not bounded; or its last forward pass gave no weights: only eager attention
+                gives any, and none where a prompt is read in pieces (``prefill_chunk``).
+        """
+        positions = self._host(layer).column_positions()
+        if positions is None:
+            raise ValueError(
+                f"layer {layer}: the last forward pass gave no attention weights; load the model with "
+                'attn_implementation="eager", pass output_attentions=True, and read prompts without prefill_chunk'
+            )
+        return positions
 
     @property
     def holds_padding(self) -> bool:

@@ -18,9 +18,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ...cache import AttentionInputs, LayerStack
 from ...types import Rope, lasting_zeros
 from .attachment import AnnouncedStep
-from .attention import CALL_KWARG, run_step
+from .attention import CALL_KWARG, kernel_of, run_step
 from .cache import BoundedCache
-from .support import cache_argument
+from .support import cache_argument, require_uncompiled
 
 
 class CompiledDecoder:
@@ -53,8 +53,8 @@ class CompiledDecoder:
             raise ValueError("compiled steps need every layer bounded; this model has sliding or linear ones")
         if cache.schedule.budget is None or cache.schedule.growth:
             raise ValueError("compiled steps need a budget that is fixed: shapes must not change")
-        kernel = model.config._attn_implementation
-        if kernel != "beaconkv_sdpa":
+        kernel = kernel_of(model.config._attn_implementation)
+        if kernel != "sdpa":
             raise ValueError(f"compiled steps need sdpa attention, got {kernel!r}")
         self.model, self.cache, self._argument = model, cache, cache_argument()
         self._mode, self._backend = mode, backend
@@ -75,6 +75,7 @@ class CompiledDecoder:
             RuntimeError: a cache that was detached, or in which a step broke off.
         """
         self.cache.require_whole()
+        require_uncompiled(self.model)
         stacks = self.cache._stacks
         if not all(stack.is_open for stack in stacks):
             raise ValueError("the cache is empty: read the prompt first")
@@ -95,12 +96,14 @@ class CompiledDecoder:
         # Into tensors that stay: another stride or address would be compiled, or recorded, again.
         self._ids.copy_(ids)
         self._positions.copy_(stacks[0].whole.slab.num_seen_on_device.unsqueeze(1)).sub_(1)
-        logits = self._forward(self._ids, self._positions)
+        with self.cache.attachment.wrapped():
+            logits = self._forward(self._ids, self._positions)
         for step in self._steps:
             step.end()
         for host in self.cache._bounded:
             host.has_decoded = True
             host.attended(1)
+        self.cache.note_compiled_step(ids)
         return logits
 
     def _prepare(self, stacks: list[LayerStack], batch: int) -> None:

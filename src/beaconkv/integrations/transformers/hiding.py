@@ -28,7 +28,8 @@ class HidingCache(BoundedCache):
         self.hidden: Mapping[int, Tensor] = {}
 
     def call(self, index: int, rope: Rope) -> LayerCall:
-        return HidingCall(self.layers[index], rope, self.padding_on_host, self.note_peak, self.hidden.get(index))
+        call = super().call(index, rope)
+        return HidingCall(call.host, call.rope, call.owner, self.hidden.get(index))
 
 
 @dataclass(frozen=True)

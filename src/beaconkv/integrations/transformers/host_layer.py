@@ -10,6 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...cache import BoundedLayer, LayerStack
 from .attention import BOUNDED_OFFSET
+from .reading import Waiting
 
 NO_ROLLBACK = (
     "a BoundedCache cannot be cropped: what was evicted, and the queries seen since, cannot be taken back. "
@@ -32,9 +33,15 @@ class BoundedCacheLayer(CacheLayerMixin):
 
     def __init__(self, stack: LayerStack, number: int) -> None:
         self.stack, self.number = stack, number
+        self._start()
+
+    def _start(self) -> None:
         self.num_columns = 0  # tokens fed, padding included: what the host calls the sequence length
+        self.is_announced = False  # the model's own attention module is about to call update()
         self.is_pending = False  # between update() and the attention function
         self.has_decoded = False  # a step of one token has come: the prompt is complete
+        self.waiting: Waiting | None = None  # tokens of the prompt whose piece is not complete
+        self._columns: Tensor | bool = False  # see column_positions(); True: the entries as they are
 
     @property
     def layer(self) -> BoundedLayer:
@@ -42,6 +49,11 @@ class BoundedCacheLayer(CacheLayerMixin):
         return self.stack.layers[self.number]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_announced:
+            raise ValueError(
+                f"layer {self.layer.index}: a model that this BoundedCache was not made for uses it, or one that was "
+                "copied since; make a cache with that model"
+            )
         if self.is_pending:
             raise RuntimeError(
                 f"layer {self.layer.index}: keys came twice without attention between them: "
@@ -50,7 +62,7 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.is_pending = True
         return key_states, value_states
 
-    def prepare(self, key: Tensor, value: Tensor, counts: list[int]) -> None:
+    def prepare(self, key: Tensor, value: Tensor, counts: list[int], is_prompt: bool = False) -> None:
         """Before the first attention of a forward pass: allocate, or hear of more prompt.
 
         The prompt is everything before the first step of a single token, in one pass or several.
@@ -58,17 +70,45 @@ class BoundedCacheLayer(CacheLayerMixin):
         Args:
             key, value: the new entries (B, H_kv, m, D).
             counts: real tokens per row.
+            is_prompt: known to be of the prompt, also where it is a single token.
         """
+        is_prompt |= key.shape[2] > 1
         if not self.layer.is_open:
             self.stack.open(self.number, key, value, counts)
-        elif key.shape[2] > 1 and not self.has_decoded:
+        elif is_prompt and not self.has_decoded:
             self.layer.extend_prompt(key, counts)
-        self.has_decoded |= key.shape[2] == 1
+        self.has_decoded |= not is_prompt
 
     def attended(self, num_new: int) -> None:
         """The attention function has taken ``num_new`` columns in."""
-        self.is_pending = False
+        self.is_pending = self.is_announced = False
         self.num_columns += num_new
+
+    def note_columns(self, weights: Tensor | None) -> None:
+        """Before a decode step is observed: the kernel gave attention weights, or None."""
+        self._columns = weights is not None
+        self.stack.keeps_columns = self._columns
+
+    def note_chunk_columns(self, stored: int, real: Tensor | None, counts: list[int], num_new: int) -> None:
+        """Before a piece is observed whose attention weights are given.
+
+        Args:
+            stored: entries before the new ones.
+            real: (B, num_new) bool, False where a token is padding; or None.
+            counts: real tokens per row.
+        """
+        slab = self.layer.slab
+        old = self.layer.slot_positions()[:, :, :stored]
+        start = slab.num_seen_on_device.long()[:, None]
+        order = torch.ones(len(counts), num_new, dtype=torch.bool, device=old.device) if real is None else real
+        new = (start + order.cumsum(dim=1) - 1).masked_fill(~order, -1).int()
+        self._columns = torch.cat([old, new[:, None].expand(-1, old.shape[1], -1)], dim=2)
+
+    def column_positions(self) -> Tensor | None:
+        """(B, H_kv, N) int32: the tokens behind the columns of the last attention weights; None: there were none."""
+        if isinstance(self._columns, Tensor):
+            return self._columns
+        return self.stack.column_positions(self.number) if self._columns else None
 
     @property
     def keys(self) -> Tensor | None:
@@ -101,7 +141,7 @@ class BoundedCacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.stack.reset()
-        self.num_columns, self.is_pending, self.has_decoded = 0, False, False
+        self._start()
 
     # The host tells every layer; the first of a stack acts for all.
 

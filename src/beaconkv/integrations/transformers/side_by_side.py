@@ -40,6 +40,17 @@ class SideBySide(Cache, AnnouncedCache):
         layers = zip(*(cache.layers for cache in caches), strict=True)
         super().__init__(layers=[_SharedLayer(list(parts)) for parts in layers])
 
+    def serves_model(self, model: nn.Module | None) -> bool:
+        return all(cache.serves_model(model) for cache in self.caches)
+
+    def begin(self, arguments: dict[str, Any]) -> None:
+        for cache in self.caches:
+            cache.begin({})  # its rows stand among others: texts are not compared
+
+    def end(self, broken: bool) -> None:
+        for cache in self.caches:
+            cache.end(broken)
+
     def serves(self, module: nn.Module, model: nn.Module | None) -> bool:
         return all(cache.serves(module, model) for cache in self.caches)
 
@@ -120,8 +131,8 @@ class _SharedCall:
             own = {k: v[part] if isinstance(v, Tensor) and v.shape[:1] == (rows,) else v for k, v in kwargs.items()}
             rope = call.rope
             if rope.cos.shape[0] > 1:
-                rope = Rope(rope.cos[part], rope.sin[part], rope.apply)
-            call = LayerCall(call.host, rope, call.on_host, call.note_peak)
-            mask = None if padding is None else padding[part]
+                rope = Rope(rope.cos[part], rope.sin[part], rope.apply, rope.table)
+            call = LayerCall(call.host, rope, call.owner)
+            mask = padding[part] if isinstance(padding, Tensor) else padding
             outputs.append(call.attend(module, query[part], key[part], value[part], mask, kernel, **own)[0])
         return torch.cat(outputs), None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ...ops import apply_half, apply_identity, apply_interleaved, unrotate
+from ... import ops
 from ...types import Rope, RotaryFn
 
 
@@ -54,8 +54,8 @@ def layer_rope(
 ) -> LayerRope:
     """The rotation of one layer, checked on the layer itself.
 
-    A random hidden state is sent through it at two positions. Turned back, both queries must be equal; a layer
-    whose queries never turn is recognised too.
+    A random hidden state is sent through it at several positions. Before RoPE all these queries must be equal; a layer
+    that never rotates its queries is recognised too.
 
     Args:
         name: of the layer.
@@ -74,31 +74,35 @@ def layer_rope(
     needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     if more := sorted(set(needed) - {"self", "positions", "hidden_states"}):
         raise ValueError(f"{kind} also needs {', '.join(more)}: cannot be bounded")
-    far = 91
-    first, turned = (queries_at(parent, position, hidden).float().transpose(0, 1)[None] for position in (0, far))
-    scale = first.abs().max()
-    rotary = getattr(parent, "rotary_emb", None)
-    if torch.equal(first, turned) and scale > 0:
+    table = getattr(getattr(parent, "rotary_emb", None), "cos_sin_cache", None)
+    last = 91 if table is None else table.shape[0] - 1  # far away, where a scale by the position shows
+    positions = sorted({0, min(91, last), last})
+    queries = [queries_at(parent, position, hidden).float().transpose(0, 1)[None] for position in positions]
+    if not queries[0].abs().max() > 0:
+        raise ValueError(f"{kind}: its queries are zero or no numbers: cannot be bounded")
+    if all(torch.equal(query, queries[0]) for query in queries):
         if id(None) not in shared:
             still = torch.ones(1, 1, dtype=hidden.dtype, device=hidden.device).expand(1 << 30, 1)
-            shared[id(None)] = LayerRope(still, still, apply_identity)
+            shared[id(None)] = LayerRope(still, still, ops.apply_identity)
         return shared[id(None)]
-    table = getattr(rotary, "cos_sin_cache", None)
     if table is None:
         raise ValueError(f"{kind}: its rotary_emb has no cos_sin_cache: its queries cannot be turned back")
-    if id(rotary) not in shared:
-        cos, sin = table.to(hidden).chunk(2, dim=-1)
-        if rotary.is_neox_style:
-            shared[id(rotary)] = LayerRope(cos.repeat(1, 2), sin.repeat(1, 2), apply_half)
-        else:
-            both = (t.repeat_interleave(2, dim=-1) for t in (cos, sin))
-            shared[id(rotary)] = LayerRope(*both, apply_interleaved)
-    rope = shared[id(rotary)]
-    plain, back = (unrotate(q, rope.steps(p, p + 1)) for q, p in ((first, 0), (turned, far)))
+    rotary = parent.rotary_emb
+    known = [shared[id(rotary)]] if id(rotary) in shared else _readings(table.to(hidden))
     tolerance = 1e-4 if hidden.dtype == torch.float32 else 5e-2
-    if not (scale > 0 and (plain - back).abs().max() <= tolerance * scale):
-        raise ValueError(
-            f"{kind}: its query before RoPE cannot be recovered from the one its attention receives; this kind of "
-            "model is not supported"
-        )
-    return rope
+    for rope in known:
+        seen = [(query, rope.steps(p, p + 1)) for query, p in zip(queries, positions, strict=True)]
+        if ops.same_before_rope(seen, tolerance):
+            return shared.setdefault(id(rotary), rope)
+    raise ValueError(
+        f"{kind}: its query before RoPE cannot be recovered from the one its attention receives: its rotation is "
+        "none that is known, or its queries are changed by their position in another way; this kind of model is not "
+        "supported"
+    )
+
+
+def _readings(table: Tensor) -> list[LayerRope]:
+    """What a table (positions, D_rot) of cos and sin can mean: one for each layout that lists both dimensions."""
+    cos, sin = table.chunk(2, dim=-1)
+    layouts = (layout for layout in ops.LAYOUTS.values() if not layout.listed_once)
+    return [LayerRope(layout.expand(cos), layout.expand(sin), layout.apply) for layout in layouts]

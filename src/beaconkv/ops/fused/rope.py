@@ -16,21 +16,22 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
     rows, heads, m, dim = x.shape
     cos, sin = rope.cos.float(), rope.sin.float()
     out = target.narrow(2, start, m)
-    if rope.apply is not reference.apply_half or out.dtype != x.dtype or cos.shape[1] != m or x.requires_grad:
+    layout = reference.layout_of(rope.apply)
+    if layout is None or layout.backwards or out.dtype != x.dtype or x.requires_grad:
         reference.unrotate_into(target, start, x, rope)
         return
     ones = x.new_ones(cos.shape[0], 1, m, dim, dtype=cos.dtype)
-    turned = cos.shape[-1]
+    cos1, cos2, sin1, sin2 = (t.unsqueeze(1) for table in (cos, sin) for t in layout.of_pairs(table))
+    turned = 2 * cos1.shape[-1]
     norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)[..., :turned]
-    (cos1, cos2), (sin1, sin2) = (table.unsqueeze(1).chunk(2, dim=-1) for table in (cos, sin))
-    norm1, norm2 = norm.chunk(2, dim=-1)
+    norm1, norm2 = layout.pairs(norm)
     step = heads if x.device.type != "cpu" else max(1, BLOCK // (rows * m * dim))
-    half = turned // 2
     for head in range(0, heads, step):
         into, own = out[:, head : head + step], x[:, head : head + step].float()
-        first, second = own[..., :half], own[..., half:turned]
+        first, second = layout.pairs(own[..., :turned])
+        first_out, second_out = layout.pairs(into[..., :turned])
         # No fused multiply-add: it would round once where the reference rounds twice.
-        into[..., :half] = (first * cos1).add_(second * sin1).div_(norm1)
-        into[..., half:turned] = (second * cos2).sub_(first * sin2).div_(norm2)
+        first_out.copy_((first * cos1).add_(second * sin1).div_(norm1))
+        second_out.copy_((second * cos2).sub_(first * sin2).div_(norm2))
         if turned < dim:
             into[..., turned:] = own[..., turned:]

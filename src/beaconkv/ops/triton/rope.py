@@ -20,7 +20,7 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
         reference.unrotate_into(target, start, x, rope)
         return
     rows, heads, steps, dim = x.shape
-    cos, sin = rope.cos, rope.sin
+    cos, sin, layout = rope.cos, rope.sin, reference.layout_of(rope.apply)
     block = min(STEPS, triton.next_power_of_2(steps))
     into = target[:, :, start : start + steps]
     with on_device_of(target):
@@ -36,8 +36,9 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
             heads,
             steps,
             dim,
-            cos.shape[-1],
-            HALF=rope.apply is reference.apply_half,
+            _turned(rope),
+            NEIGHBOURS=layout.neighbours,
+            ONCE=layout.listed_once,
             STEPS=block,
             DIM=triton.next_power_of_2(dim),
             enable_fp_fusion=False,
@@ -50,14 +51,21 @@ def _strides(cos: Tensor) -> tuple[int, int, int]:
     return row if cos.shape[0] > 1 else 0, step if cos.shape[1] > 1 else 0, dim
 
 
+def _turned(rope: Rope) -> int:
+    """D_rot: how many dimensions of a query turn."""
+    return rope.cos.shape[-1] * (2 if rope.apply is reference.apply_half_once else 1)
+
+
 def _ordinary(target: Tensor, start: int, x: Tensor, rope: Rope) -> bool:
     """Whether the kernel may run: a layout it knows, and shapes that fit."""
-    if rope.apply is not reference.apply_half and rope.apply is not reference.apply_interleaved:
+    layout = reference.layout_of(rope.apply)
+    if layout is None or layout.backwards:
         return False
     if not target.ndim == x.ndim == 4 or rope.cos.ndim != 3 or x.numel() == 0:
         return False
     rows, heads, steps, dim = x.shape
-    rope_rows, rope_steps, rotary = rope.cos.shape
+    rope_rows, rope_steps, _ = rope.cos.shape
+    rotary = _turned(rope)
     return (
         target.shape[:2] == (rows, heads)
         and target.shape[3] == dim
@@ -76,19 +84,25 @@ def _unrotate(
     stride_tr, stride_th, stride_tn, stride_td, stride_xr, stride_xh, stride_xn, stride_xd,
     stride_cr, stride_cn, stride_cd, stride_sr, stride_sn, stride_sd,
     heads, steps, dim, rotary,
-    HALF: tl.constexpr, STEPS: tl.constexpr, DIM: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, ONCE: tl.constexpr, STEPS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     row, head = program // heads, program % heads
     step = (tl.program_id(1).to(tl.int64) * STEPS + tl.arange(0, STEPS))[:, None]
     d = tl.arange(0, DIM)[None, :]
     # The other dimension of each one's pair, and whether it is the second of the two.
-    if HALF:
-        second = d >= rotary // 2
-        other = tl.where(second, d - rotary // 2, d + rotary // 2)
-    else:
+    if NEIGHBOURS:
         second = d % 2 == 1
         other = tl.where(second, d - 1, d + 1)
+    else:
+        second = d >= rotary // 2
+        other = tl.where(second, d - rotary // 2, d + rotary // 2)
+    # Where cos and sin list the frequency of each dimension, and of the other one of its pair.
+    if ONCE:
+        at = d // 2 if NEIGHBOURS else tl.where(second, d - rotary // 2, d)
+        other_at = at
+    else:
+        at, other_at = d, other
     sign = tl.where(second, -1.0, 1.0)
     inside = (step < steps) & (d < dim)
     turns = inside & (d < rotary)
@@ -99,10 +113,10 @@ def _unrotate(
     cos += row * stride_cr + step * stride_cn
     sin += row * stride_sr + step * stride_sn
     # What does not turn has cos 1 and sin 0.
-    c = tl.load(cos + d * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + d * stride_sd, mask=turns, other=0.0).to(tl.float32)
-    c_paired = tl.load(cos + other * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s_paired = tl.load(sin + other * stride_sd, mask=turns, other=0.0).to(tl.float32)
+    c = tl.load(cos + at * stride_cd, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + at * stride_sd, mask=turns, other=0.0).to(tl.float32)
+    c_paired = tl.load(cos + other_at * stride_cd, mask=turns, other=1.0).to(tl.float32)
+    s_paired = tl.load(sin + other_at * stride_sd, mask=turns, other=0.0).to(tl.float32)
 
     # A vector of ones, forth and back: cos² + sin², by the same steps as in the reference.
     ones, ones_paired = c - sign * s, c_paired + sign * s_paired

@@ -1,0 +1,36 @@
+"""What the commands that load a model share: the options, and loading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .common import report
+
+if TYPE_CHECKING:
+    from ..models import LoadedModel
+
+MODEL = "Bundled name (reasoner, smollm2-135m), folder, .gguf file or hub name."
+DTYPE = "float32, bfloat16, float16 or auto (the checkpoint's). Default: auto on an accelerator, float32 on the CPU."
+DEVICE = "cpu, cuda, cuda:1, mps, ..., or auto (spread). Default: the accelerator that is there, else cpu."
+
+
+def placement(device: str | None, dtype: str | None) -> dict[str, Any]:
+    """Arguments of ``load``, checked before anything takes time. Raises ``ValueError``."""
+    from ..models import choose_placement
+
+    return choose_placement(device, dtype)
+
+
+def load_model(name: str, placed: dict[str, Any]) -> LoadedModel:
+    """The model and its tokenizer, without the bars of other libraries."""
+    import transformers
+
+    from ..models import load
+
+    transformers.utils.logging.disable_progress_bar()  # the commands say themselves what takes time
+    return load(name, **placed, report=report)
+
+
+def placed_as(loaded: LoadedModel) -> dict[str, str]:
+    """For result files: where a model is and in which numbers, whatever was asked for."""
+    return {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}

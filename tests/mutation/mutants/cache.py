@@ -1,0 +1,189 @@
+"""Mistakes in where entries live and when they are evicted."""
+
+from ..mutant import mutants_of
+
+STACK, SCALAR, GROWTH, ROWS, HIDDEN, CONTRACT = (
+    "cache/test_stack", "cache/test_layer_against_scalar", "cache/test_growth", "cache/test_rows",
+    "integrations/test_hidden_entries", "policies/test_contract",
+)  # fmt: skip
+
+counts = mutants_of("cache/counts.py", STACK, GROWTH, ROWS)
+schedule = mutants_of("cache/schedule.py", "cache/test_schedule", GROWTH, STACK)
+slab = mutants_of("cache/slab.py", "cache/test_slab", STACK, ROWS, SCALAR, HIDDEN)
+layer = mutants_of("cache/layer.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
+stack = mutants_of("cache/stack.py", STACK, ROWS)
+progress = mutants_of("cache/progress.py", "cache/test_progress", "integrations/vllm/test_requests")
+
+MUTANTS = [
+    counts(
+        "copies share their lengths on the device", "own.lengths_on_device = self.lengths_on_device.clone()", "pass"
+    ),
+    counts(
+        "copies share what the host counts",
+        "own.lengths, own.num_seen, own.prompts, own.num_evictions = (list(numbers) for numbers in self.on_host())",
+        "pass",
+    ),
+    counts("a step is not counted on the device", "self.num_seen_on_device.add_(1)", "pass"),
+    counts(
+        "a chunk of some rows counts for all",
+        "self.num_seen_on_device[rows.index] += tokens",
+        "self.num_seen_on_device.add_(tokens)",
+    ),
+    counts(
+        "prompts stay when rows move",
+        '("lengths", "num_seen", "prompts", "num_evictions")',
+        '("lengths", "num_seen", "num_evictions")',
+    ),
+    counts(
+        "counts of evictions stay when rows move",
+        '("lengths", "num_seen", "prompts", "num_evictions")',
+        '("lengths", "num_seen", "prompts")',
+    ),
+    counts(
+        "an eviction of some rows sets all lengths",
+        "self.lengths_on_device[rows.index] = length",
+        "self.lengths_on_device.fill_(length)",
+    ),
+    schedule("another budget_min by default", "7 * self.budget // 8)", "7 * (self.budget // 8))"),
+    schedule("a step keeps what a prompt left over", "+ length - self.full_in_step_at(prompt, evictions)", ""),
+    schedule(
+        "every eviction comes early",
+        "if full_at is None or evictions else full_at - self.early",
+        "if full_at is None else full_at - self.early",
+    ),
+    schedule("the cache does not grow", "self.budget + evictions * self.growth", "self.budget"),
+    schedule("what is left does not grow", "self.budget_min + evictions * self.growth", "self.budget_min"),
+    schedule(
+        "a prompt that just fits is refused",
+        "prompt + self.protect > budget_min",
+        "prompt + self.protect >= budget_min",
+    ),
+    schedule(
+        "no eviction need find anything", "<= self.budget_min < self.budget:", "<= self.budget_min <= self.budget:"
+    ),
+    schedule(
+        "one step too early is allowed",
+        "if self.early >= self.budget - self.budget_min:",
+        "if self.early > self.budget - self.budget_min:",
+    ),
+    schedule("all layers at once", "early=phase * cycle // phases", "early=0"),
+    schedule(
+        "a prompt is evicted as deep whatever the phase",
+        "later = self.budget - self.budget_min - self.early if self.early else 0",
+        "later = 0",
+    ),
+    schedule("the counted evictions come one step late", "length >= full_at:\n", "length > full_at:\n"),
+    schedule("scope output: the prompt counts", '(prompt if self.scope == "output" else 0)', "0"),
+    schedule("scope output: the prompt is not what stays", "return budget_min + prompt", "return budget_min"),
+    slab("shorter rows show their free slots", "if min(self.lengths) >= size:", "if max(self.lengths) >= size:"),
+    slab(
+        "the slots of a ragged step move on with the counts",
+        "slots = row, counts.lengths_on_device.clone()",
+        "slots = row, counts.lengths_on_device",
+    ),
+    slab(
+        "a ragged step notes the next position",
+        "self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1)",
+        "self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1) + 1",
+    ),
+    slab("a ragged step writes no values", "(self.values[layer], values)):", "(self.keys[layer], keys)):"),
+    slab("a ragged step keeps the dtype that comes", "new[:, :, 0].to(slab.dtype)", "new[:, :, 0]"),
+    slab("a step writes no values", "self.new_values[layer].copy_(values[:, :, 0])", "pass"),
+    slab(
+        "values stay where they were",
+        "ops.fill_holes([self.keys, self.values, self.positions]",
+        "ops.fill_holes([self.keys, self.positions]",
+    ),
+    slab(
+        "values of an evicted prompt are not stored",
+        "for slab, entries in ((self.keys, keys), (self.values, values), (self.positions, positions)):",
+        "for slab, entries in ((self.keys, keys), (self.positions, positions)):",
+    ),
+    slab("a grown slab forgets", "new[:, :, : old.shape[2]] = old", "pass"),
+    slab("rows do not move", "slab[:, :, :stored].index_select(0, index)", "slab[: index.shape[0], :, :stored]"),
+    slab("free slots are held", ".masked_fill(free, last).sort", ".sort"),
+    slab(
+        "only keys of a stack's first layer",
+        "return self.whole.keys[:, self.heads]",
+        "return self.whole.keys[:, : self.heads.stop - self.heads.start]",
+    ),
+    slab("a slab grows one piece too little", "-(-missing // GROWTH) * GROWTH", "missing // GROWTH * GROWTH"),
+    layer("an eviction comes one step late", "if min(left) <= 0:", "if min(left) < 0:"),
+    layer("the memory does not follow the compaction", "self.state.evicted(source, rows)", "pass"),
+    layer(
+        "now is the next token",
+        "rows.take(slab.num_seen_on_device).long() - 1",
+        "rows.take(slab.num_seen_on_device).long()",
+    ),
+    layer("dropped entries of one row are counted", "* scores.shape[0] * scores.shape[1]", "* scores.shape[1]"),
+    layer("free slots are seen", "held = held.masked_fill(~valid.unsqueeze(1), FREE)", "pass"),
+    layer(
+        "rows with other memories are alike",
+        "return self.slab.lengths[row], plan, self.state.row_key(row)",
+        "return self.slab.lengths[row], plan",
+    ),
+    layer(
+        "rows with other plans are alike",
+        "return self.slab.lengths[row], plan, self.state.row_key(row)",
+        "return self.slab.lengths[row], self.state.row_key(row)",
+    ),
+    layer(
+        "rows of other numbers of tokens may stand for each other",
+        "self._group_key(row), self.slab.num_seen[row], self.num",
+        "self._group_key(row), self.num",
+    ),
+    layer(
+        "rows of other numbers of evictions may stand for each other",
+        "self.slab.num_seen[row], self.num_evictions[row]) for row",
+        "self.slab.num_seen[row]) for row",
+    ),
+    layer("any row may stand for another", "[0] * index.shape[0] if alike else index.tolist()", "[0] * index.shape[0]"),
+    layer("memory stays when rows move", "self.state.select_rows(index, numbers)", "pass"),
+    layer(
+        "events show slots that change", "tables = view.positions.clone(), scores", "tables = view.positions, scores"
+    ),
+    layer("a fixed prefix", "prefix=self.schedule.prefix_for(prompt),", "prefix=self.schedule.fixed_prefix,"),
+    stack(
+        "layers that part share their counts", "self.whole.slab.counts.clone(), state", "self.whole.slab.counts, state"
+    ),
+    stack("all layers' queries in one place", "self._by_layer[number].copy_", "self._by_layer[0].copy_"),
+    stack("layers of other scaling are joined", "same = {(p.scaling, p.softcap,", "same = {(p.softcap,"),
+    stack("layers of other softcap are joined", "same = {(p.scaling, p.softcap,", "same = {(p.scaling,"),
+    stack("evictions of steps are not counted", "else [self.whole, *self.layers]\n\n", "else self.layers\n\n"),
+    stack("entries of apart layers stay when rows move", "self.whole.slab.move_rows(index.to(device), stored)", "pass"),
+    stack("a second layer's entry in the first one's place", "step.write(number, keys", "step.write(0, keys"),
+    progress(
+        "evictions are not counted",
+        "self.stored, self.due = self.due, None\n            self.evictions += 1",
+        "self.stored, self.due = self.due, None",
+    ),
+    progress("a piece of one token is a prompt's", "end - piece > 1", "end - piece > 0"),
+    progress(
+        "a piece may come on top of nothing",
+        "schedule.budget - 1 + (piece - 1) + tokens",
+        "schedule.budget - 1 + tokens",
+    ),
+    progress(
+        "a row that is almost full needs no slot more",
+        "schedule.budget - 1 + (piece - 1) + tokens",
+        "schedule.budget - 2 + (piece - 1) + tokens",
+    ),
+    progress("pieces begin where a step begins", "piece = start // self.piece * self.piece", "piece = start"),
+    progress(
+        "a prompt's single tokens run together",
+        "(1 if start < self.prompt else max(room, 1))",
+        "max(room, 1)",
+        equivalent="they are steps like those that follow, and a run of steps ends where an eviction is due",
+    ),
+    progress(
+        "a prompt leaves what a step leaves",
+        "self.schedule.kept_in_chunk(self.prompt, self.evictions)",
+        "self.schedule.kept_for(self.prompt, self.evictions)",
+    ),
+    progress("evicted in the middle of a piece", "if stop == end:", "if stop <= end:"),
+    progress(
+        "a step keeps what is over",
+        "self.schedule.kept_in_step(self.prompt, evictions, self.stored)",
+        "self.schedule.kept_for(self.prompt, evictions)",
+    ),
+]
