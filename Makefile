@@ -41,6 +41,7 @@ test-wheel:  ## the wheel, installed without extras in an empty environment; a m
 
 test-pythons:  ## some tests on each Python of the classifiers that is found here
 	.ci/pythons.sh
+
 mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
 	.venv/bin/python -m tests.mutation.run
 
