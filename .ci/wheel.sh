@@ -16,4 +16,4 @@ git ls-files src/beaconkv | sed 's,^src/,,' >"$work/files"
 "$work/env/bin/python" "${pip[@]}" uninstall -q -y typer rich
 cp .ci/wheel_check.py "$work"
 cd "$work" # not where the sources are
-env/bin/python wheel_check.py "$wheel" files
+BEACONKV_CACHE=$work/cache env/bin/python -W ignore wheel_check.py "$wheel" files
