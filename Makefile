@@ -8,7 +8,8 @@ TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test mutation lint bench bench-peers bench-serving test-vllm sweep catalogue train setup models clean
+.PHONY: help demo demo-text test test-wheel test-pythons test-vllm mutation lint bench bench-peers bench-serving sweep $\
+	catalogue train setup models clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /: /'
@@ -34,6 +35,12 @@ ifeq ($(HAS_VLLM),)
 else
 	.venv-vllm/bin/python -m pytest tests/cache/test_progress.py tests/integrations/vllm
 endif
+
+test-wheel:  ## the wheel, installed without extras in an empty environment; a minute
+	PYTHON=$(PYTHON) .ci/wheel.sh
+
+test-pythons:  ## some tests on each Python of the classifiers that is found here
+	.ci/pythons.sh
 
 mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
 	.venv/bin/python -m tests.mutation.run
@@ -96,4 +103,4 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	@touch $@
 
 clean:  ## remove the environments
-	rm -rf .venv .venv-tf4 .venv-vllm .pytest_cache .hypothesis .ruff_cache
+	rm -rf .venv .venv-tf4 .venv-vllm .venv-py3* .pytest_cache .hypothesis .ruff_cache

@@ -2,7 +2,8 @@
 
     {"engine": {...}, "bounded": {...} or null, "rounds": [[{"prompt": [...], "max_tokens": 8, ...}, ...], ...]}
 
-Each round is one batch; "abort_after" of a request aborts it after so many tokens.
+Each round is one batch; "abort_after" of a request aborts it after so many tokens. "reader" names the views of another
+layout, which are used whatever the trial of them says, unless "tried" asks the worker to listen to it.
 """
 
 import json
@@ -41,6 +42,16 @@ def watch_evictions(events):
     LayerGroup._evict = noted
 
 
+def misread(reader, tried):
+    """Read the CPU's caches by the views of another layout; the builder's trial, or also the worker's, is left out."""
+    from beaconkv.integrations.vllm import cpu, entries, worker
+
+    cpu.half_by_half = getattr(entries, reader)
+    cpu.is_readable = lambda *args: True
+    if not tried:
+        worker.require_readable = lambda *args: None
+
+
 def main(job):
     from vllm import LLM, SamplingParams
 
@@ -51,6 +62,8 @@ def main(job):
         if job["bounded"]:
             engine["additional_config"] = {"beaconkv": job["bounded"]}
             watch_evictions(events)
+            if job["reader"]:
+                misread(job["reader"], job["tried"])
     llm = LLM(**engine)
     in_process = engine.get("tensor_parallel_size", 1) == 1
     if in_process:

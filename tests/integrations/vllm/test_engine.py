@@ -7,18 +7,21 @@ import pytest
 
 from beaconkv.models import load
 
-from .engine import needs_vllm, problems, reasoner, run_engine, transformers_tokens
+from .engine import (
+    AGREE,
+    ROUNDED,
+    asked,
+    due_events,
+    first_of,
+    needs_vllm,
+    problems,
+    reasoner,
+    rounded_agreement,
+    run_engine,
+    transformers_tokens,
+)
 
 pytestmark = needs_vllm
-
-
-def asked(prompts, lengths, **more):
-    return [{"prompt": list(p), "max_tokens": n, **more} for p, n in zip(prompts, lengths, strict=True)]
-
-
-def first_of(round_):
-    """The first sample of each request of a round."""
-    return [samples[0] for samples in round_]
 
 
 def test_without_settings_it_is_vllm(tmp_path):
@@ -42,10 +45,7 @@ def test_tokens_and_entries_equal_those_in_transformers(tmp_path, policy):
     tokens, events = transformers_tokens(model, prompts, lengths, **settings)
     assert first_of(result["rounds"][0]) == tokens
     assert len(events) > 200
-    # vLLM evicts before the next token comes, so the last eviction of a request may not have happened.
-    ends = {str(n): len(p) + length - 1 for n, (p, length) in enumerate(zip(prompts, lengths, strict=True))}
-    due = sorted(event for event in events if event[2] < ends[event[0]])
-    assert sorted(tuple(event) for event in result["events"] if event[2] < ends[event[0]]) == due
+    assert due_events(result["events"], prompts, lengths) == due_events(events, prompts, lengths)
     assert result["blocks_free"] == result["blocks_at_all"]
     assert result["holdings"] == 0
 
@@ -123,10 +123,25 @@ def test_two_workers_write_what_one_writes(tmp_path):
     assert [stats["evictions"] for stats in two["stats"]] == [one["stats"][0]["evictions"]] * 2
 
 
-def test_reduced_precision(tmp_path):
-    result = run_engine(tmp_path, dict(budget=96), [asked(problems(2), [200] * 2)], dtype="bfloat16")
+@pytest.mark.parametrize("policy", ROUNDED)
+def test_reduced_precision_keeps_what_transformers_keeps(tmp_path, policy):
+    """bfloat16 rounds differently in every kernel, so the texts differ; on the same text the positions hardly do."""
+    share, result = rounded_agreement(tmp_path, load("reasoner", "bfloat16").model, policy)
+    assert share > AGREE
     assert result["stats"][0]["evictions"] > 10
-    assert all(len(tokens) == 200 for tokens in first_of(result["rounds"][0]))
+
+
+@pytest.mark.parametrize("policy", ROUNDED)
+def test_a_layout_that_is_misread_does_not_pass(tmp_path, policy):
+    """What the test above, and the one on a GPU, would say of keys and values that are found in the wrong places."""
+    share, _ = rounded_agreement(tmp_path, load("reasoner", "bfloat16").model, policy, reader="side_by_side")
+    assert share < AGREE - 0.2
+
+
+def test_a_layout_that_is_misread_is_refused_at_the_start(tmp_path):
+    refusal = run_engine(tmp_path, dict(budget=96), [], fails=True, reader="side_by_side", tried=True)
+    assert "layers.0.self_attn.attn: the cache of vLLM's CPU_ATTN has blocks of " in refusal
+    assert "that its kernels lay out in a way that is not known" in refusal
 
 
 def test_settings_of_the_environment(tmp_path):

@@ -5,8 +5,7 @@ import torch
 
 from tests import tiny
 
-from .engine import needs_vllm, run_engine, transformers_tokens
-from .test_engine import asked, first_of
+from .engine import asked, first_of, needs_vllm, run_engine, transformers_tokens
 
 pytestmark = needs_vllm
 SHAPE = dict(head_dim=32, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, pad_token_id=0)

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from .engine import needs_vllm, problems, run_engine
-from .test_engine import asked, first_of
+from beaconkv.models import load
+
+from .engine import AGREE, ROUNDED, asked, first_of, needs_vllm, problems, rounded_agreement, run_engine
 
 pytestmark = [needs_vllm, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ENGINE = dict(dtype="bfloat16", attention_backend="FLASH_ATTN", block_size=16, gpu_memory_utilization=0.3)
@@ -24,6 +25,16 @@ def test_a_budget_that_is_never_reached_changes_nothing(tmp_path):
     ours = run_engine(tmp_path, dict(budget=1024), job, **ENGINE)
     assert ours["rounds"] == stock["rounds"]
     assert ours["stats"][0]["evictions"] == 0
+
+
+@pytest.mark.parametrize("policy", ROUNDED)
+@pytest.mark.parametrize("eager", [True, False])
+def test_kept_positions_are_those_in_transformers(tmp_path, policy, eager):
+    """Per layer and head, on the same texts: a layout that is misread keeps others (shown on the CPU)."""
+    model = load("reasoner", "bfloat16", "cuda").model
+    share, result = rounded_agreement(tmp_path, model, policy, **ENGINE | dict(enforce_eager=eager))
+    assert share > AGREE
+    assert result["stats"][0]["evictions"] > 10
 
 
 def test_graphs_write_what_eager_steps_write(tmp_path):

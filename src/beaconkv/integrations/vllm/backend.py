@@ -26,6 +26,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadat
 from ...cache import Run
 from ...types import device_index
 from .entries import Views, slots_of
+from .layout import Write
 from .ledger import Ledger
 from .requests import BoundedAttention, LayerGroup, RequestCache, is_step
 from .spec import BoundedSpec
@@ -131,6 +132,11 @@ class BoundedImpl:
         if plan is not None:
             plan.after(self, layer, (query, key, value, output), kv_cache)
         return result
+
+
+def store_of(layer: Any) -> Write:
+    """How a layer's own kernels put entries into a cache."""
+    return lambda keys, values, cache, slots: layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 class BoundedBuilder(ABC):

@@ -19,7 +19,8 @@ from vllm.platforms import current_platform
 
 from ...cache import state_bytes
 from ...types import AttentionParams
-from .backend import BoundedImpl
+from .backend import BoundedImpl, store_of
+from .layout import require_readable
 from .ledger import Ledger
 from .metrics import Reporter
 from .registration import BACKENDS, register_backends
@@ -142,13 +143,26 @@ class BoundedWorker(Worker):
         return available - reserve
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Raise ``RuntimeError`` where vLLM has given a layer a cache of its own kind in place of a bounded one."""
+        """Allocate, and try each bounded layer's cache: what its kernels write has to be read back.
+
+        Raises:
+            RuntimeError: vLLM has given a layer a cache of its own kind in place of a bounded one.
+            ValueError: a layout that is not known.
+        """
         super().initialize_from_config(kv_cache_config)
         if self.bounded_settings is None:
             return
         served = {name for group in self.ledger.groups for name in (layer.name for layer in group.layers)}
         if missing := sorted(set(self._bounded_specs()) - served):
             raise RuntimeError(f"vLLM gave the layer {missing[0]} a cache without bounds: this is not supported")
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention)
+        with torch.inference_mode():
+            for group, spec in zip(self.ledger.groups, self.ledger.specs, strict=True):
+                for name in (layer.name for layer in group.layers):
+                    layer, shape = layers[name], (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)
+                    # The first block belongs to no request.
+                    backend = layer.attn_backend.get_name()
+                    require_readable(name, backend, store_of(layer), group.views, layer.kv_cache, shape)
 
     def state_bytes_per_request(self) -> int:
         """Bytes beside the blocks of one request of the greatest length on this rank: positions, window and the
