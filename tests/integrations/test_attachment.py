@@ -7,6 +7,8 @@ import threading
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from beaconkv import BoundedCache
 from tests.tiny import greedy, kernels, prompt, tiny
@@ -116,7 +118,10 @@ def test_an_exception_in_the_middle_leaves_the_model_clean(family, where, monkey
     assert fingerprint(model) == before
 
 
-def test_a_changed_attention_implementation_is_followed():
+def test_a_changed_attention_implementation_is_followed(monkeypatch):
+    """Also to one that no cache of this process was made with."""
+    for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        monkeypatch.delitem(type(functions)._global_mapping, "beaconkv_eager", raising=False)
     model = tiny()
     try:
         with BoundedCache(model, **SMALL) as cache:
