@@ -11,7 +11,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from beaconkv import BoundedCache
-from tests.tiny import greedy, kernels, prompt, tiny
+from tests.tiny import FURTHER, greedy, kernels, prompt, tiny
 
 SMALL = dict(budget=40, protect=8)
 
@@ -230,3 +230,92 @@ def test_the_collector_may_release_a_cache_while_another_is_attached(same_model,
     assert cache.stats.evictions > 3
     cache.detach()
     assert model.config._attn_implementation == "sdpa"
+
+
+def fails_once(module, error):
+    """The module fails at its next call, and never again."""
+    left = [1]
+
+    def fail(*args):
+        if left:
+            left.clear()
+            raise error
+
+    module.register_forward_pre_hook(fail)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("where", ["last mlp", "head", "decode"])
+@pytest.mark.parametrize("family", ["qwen3", *(name for name in FURTHER if name == "qwen3.5")])
+def test_a_pass_that_broke_off_when_all_was_stored(family, where, error):
+    """In all layers, or in layers that do not count: the same call again would feed the tokens twice."""
+    model = copy.deepcopy(tiny(family))
+    cache, ids = BoundedCache(model, budget=400), prompt(21)["input_ids"]
+    with torch.no_grad():
+        if where == "decode":
+            model(ids[:, :20], past_key_values=cache)
+            new = ids[:, 20:]
+            fails_once(model.model.layers[0 if family == "qwen3.5" else -1].mlp, error)
+        else:
+            new = ids
+            fails_once(model.lm_head if where == "head" else model.model.layers[-1].mlp, error)
+        with pytest.raises(type(error)):
+            model(new, past_key_values=cache)
+        for again in (lambda: model(new, past_key_values=cache), lambda: greedy(model, prompt(30), cache)):
+            with pytest.raises(RuntimeError, match="broke off"):
+                again()
+        cache.reset()
+        assert torch.equal(greedy(model, prompt(20), cache), greedy(model, prompt(20)))
+
+
+def test_an_interrupted_call_leaves_no_name_behind():
+    """torch runs no hook after a KeyboardInterrupt; the next call of the model, or reset(), puts the name back."""
+    for what in ("another call", "reset"):
+        model = copy.deepcopy(tiny("qwen3"))
+        cache = BoundedCache(model, budget=400)
+        fails_once(model.model.layers[1].mlp, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            greedy(model, prompt(20), cache)
+        if what == "reset":
+            cache.reset()
+            decoder = model.get_decoder()
+            with torch.no_grad():
+                for _ in range(3):
+                    decoder(prompt(3)["input_ids"], past_key_values=cache)
+            assert cache.get_seq_length() == 9
+        else:
+            greedy(model, prompt(5))
+        assert model.config._attn_implementation == "sdpa"
+        assert copy.deepcopy(model).config._attn_implementation == "sdpa"
+
+
+def test_a_wrapper_that_passes_attributes_on():
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, *args, **kwargs):
+            return self.inner(*args, **kwargs)
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("inner"), name)
+
+    model = Wrapper(tiny("qwen3"))
+    cache, ids = BoundedCache(model, budget=400), prompt(20)["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(model(ids, past_key_values=cache).logits, tiny("qwen3")(ids).logits)
+
+
+def test_a_shallow_copy_of_a_model_writes_by_itself():
+    model = copy.deepcopy(tiny("qwen3"))
+    with BoundedCache(model, budget=400):
+        other = copy.copy(model)
+        other._modules = dict(model._modules)
+        other.lm_head = torch.nn.Linear(48, 61, bias=False)
+        got = greedy(other, prompt(20))
+    assert torch.equal(got, greedy(other, prompt(20)))
+    assert not torch.equal(got, greedy(model, prompt(20)))

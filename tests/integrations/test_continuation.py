@@ -5,13 +5,14 @@ from collections import Counter
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache
 
 from beaconkv import BoundedCache, CompiledDecoder
 from beaconkv.integrations.transformers import SideBySide, support
 from beaconkv.integrations.transformers.continuation import BLOCK, SeenColumns
 from tests.cache.test_decode_step import WAITS, Watch
-from tests.tiny import greedy, kernels, prompt, tiny
+from tests.tiny import IS_NEW, greedy, kernels, prompt, tiny
 
 LARGE = dict(budget=400)
 
@@ -296,3 +297,111 @@ def test_a_decode_step_pays_one_copy_and_waits_for_nothing(monkeypatch):
     ours = operations()
     monkeypatch.setattr(SeenColumns, "take", lambda *args: None)
     assert ours - operations() == Counter({"copy_": 1, "select": 2})
+
+
+def calls_of_generate(model):
+    """All ways in which people call it, each a function of the ids, the cache and further settings."""
+    plain = model.generate
+
+    def fetched_before(ids, cache, **settings):
+        return plain(ids, past_key_values=cache, **settings)
+
+    def with_a_config(ids, cache, **settings):
+        return model.generate(ids, transformers.GenerationConfig(**settings), past_key_values=cache)
+
+    def of_the_class(ids, cache, **settings):
+        return type(model).generate(model, ids, past_key_values=cache, **settings)
+
+    def with_an_empty_keyword(ids, cache, **settings):
+        return model.generate(ids, input_ids=None, past_key_values=cache, **settings)
+
+    return [fetched_before, with_a_config, of_the_class, with_an_empty_keyword]
+
+
+@pytest.mark.parametrize("way", range(4))
+def test_however_generate_is_called(way):
+    model = tiny("qwen3")
+    call = calls_of_generate(model)[way]
+    settings = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
+    cache = BoundedCache(model, **LARGE)
+    call(ids_of(20, 1), cache, **settings)
+    with pytest.raises(ValueError, match="does not continue"):
+        call(ids_of(60, 5), cache, **settings)
+    with pytest.raises(ValueError, match="use_cache=False together"):
+        call(ids_of(20, 1), BoundedCache(model, **LARGE), use_cache=False, **settings)
+
+
+@pytest.mark.skipif(not IS_NEW, reason="older releases do not tell a cache that it is used")
+def test_a_cache_of_the_decoder_inside():
+    model = copy.deepcopy(tiny("qwen3"))
+    cache = BoundedCache(model.get_decoder(), **LARGE)
+    with pytest.raises(ValueError, match="made for a Qwen3Model, and generate.. was called of another model around it"):
+        write(model, ids_of(20, 1), cache)
+    with torch.no_grad():
+        model.get_decoder()(ids_of(20, 1), past_key_values=cache)
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 5), (3, 0)])
+def test_a_mask_of_other_rows(rows, hidden):
+    model, ids = tiny("qwen3"), ids_of(20, 1).expand(2, -1)
+    mask = torch.ones(rows, 20, dtype=torch.int64)
+    mask[:, :hidden] = 0
+    with pytest.raises(ValueError, match=f"the attention mask has {rows} rows for a batch of 2"):
+        model(ids, attention_mask=mask, past_key_values=BoundedCache(model, **LARGE))
+
+
+PICTURE, START, END = 60, 62, 63
+
+
+def reader_of_pictures():
+    """A tiny Qwen3-VL, and a first turn with a picture of 16 tokens."""
+    torch.manual_seed(0)
+    rope = dict(rope_type="default", mrope_section=[2, 1, 1], mrope_interleaved=True)
+    text = dict(
+        vocab_size=64,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+        rope_parameters=rope | dict(rope_theta=1e4),
+    )
+    vision = dict(
+        depth=3,
+        hidden_size=32,
+        intermediate_size=32,
+        num_heads=2,
+        out_hidden_size=48,
+        deepstack_visual_indexes=[0, 1],
+        num_position_embeddings=64,
+        patch_size=4,
+        spatial_merge_size=2,
+        temporal_patch_size=1,
+    )
+    tokens = dict(image_token_id=PICTURE, video_token_id=61, vision_start_token_id=START, vision_end_token_id=END)
+    config = transformers.Qwen3VLConfig(text_config=text, vision_config=vision, **tokens)
+    ids = torch.tensor([[5, 6, START, *[PICTURE] * 16, END, 7, 8, 9]])
+    return transformers.Qwen3VLForConditionalGeneration(config).eval(), ids
+
+
+@pytest.mark.skipif(not IS_NEW, reason="written for the arguments of newer releases")
+def test_a_second_turn_after_a_picture():
+    """Positions of M-RoPE lie before the number of tokens once there was a picture."""
+    model, ids = reader_of_pictures()
+    picture = dict(pixel_values=torch.randn(64, 48), image_grid_thw=torch.tensor([[1, 8, 8]]))
+    texts, settings = [], dict(max_new_tokens=5, do_sample=False)
+    for cache in (DynamicCache(config=model.config), BoundedCache(model, **LARGE)):
+        kinds = {"mm_token_type_ids": (ids == PICTURE).int()}
+        turn = model.generate(input_ids=ids, **picture, **kinds, past_key_values=cache, **settings)
+        turn = torch.cat([turn, torch.tensor([[11, 12, 13, 14]])], dim=1)
+        kinds = {"mm_token_type_ids": (turn == PICTURE).int()}
+        mask = torch.ones_like(turn)
+        texts.append(model.generate(input_ids=turn, attention_mask=mask, **kinds, past_key_values=cache, **settings))
+    assert torch.equal(*texts)
+    turn[0, 1] = 9
+    with pytest.raises(ValueError, match="token 1 of row 0"):
+        model.generate(input_ids=turn.repeat(1, 2), past_key_values=cache, **settings)

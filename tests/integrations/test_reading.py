@@ -1,12 +1,15 @@
 """A prompt that is read in pieces: a row of a padded batch keeps what it keeps alone, whoever cuts."""
 
+import copy
+
 import pytest
 import torch
-from hypothesis import given, settings
+import transformers
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beaconkv import BoundedCache
-from beaconkv.integrations.transformers.reading import HostCut, blocks_of, order_of, pieces_of
+from beaconkv.integrations.transformers.reading import order_of, pieces_of
 from tests.tiny import IS_NEW, greedy, prompt, tiny
 
 
@@ -34,7 +37,7 @@ def assert_rows_as_alone(model, lengths, host_chunk, new_tokens=12, **arguments)
             assert host.layer.prompts[row] == single._bounded[0].layer.prompts[0] == length
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     family=st.sampled_from(["qwen3", "smollm3", "gemma3"]),
     lengths=st.lists(st.integers(2, 90), min_size=1, max_size=3),
@@ -42,11 +45,15 @@ def assert_rows_as_alone(model, lengths, host_chunk, new_tokens=12, **arguments)
     scope=st.sampled_from(["total", "output"]),
     own=st.sampled_from([None, 1, 7, 16, 32]),
     host=st.sampled_from([None, 5, 16, 31] if IS_NEW else [None]),
+    stagger=st.sampled_from([1, 1, 2]),
 )
-def test_rows_as_alone(family, lengths, policy, scope, own, host):
+@example("qwen3", [75, 90], "beaconkv", "total", 7, 31 if IS_NEW else None, 1)
+@example("qwen3", [25, 66], "streaming_llm", "total", 8, None, 2)
+@example("smollm3", [33, 66], "beaconkv", "total", 16, None, 2)
+def test_rows_as_alone(family, lengths, policy, scope, own, host, stagger):
     model = tiny(family)
     protect = "half" if policy == "h2o" else 8
-    arguments = dict(policy=policy, budget=40, scope=scope, protect=protect, prefill_chunk=own)
+    arguments = dict(policy=policy, budget=40, scope=scope, protect=protect, prefill_chunk=own, stagger=stagger)
     assert_rows_as_alone(model, lengths, host, **arguments)
 
 
@@ -113,6 +120,52 @@ def test_a_prompt_that_broke_off_between_two_pieces_is_noticed():
 
 
 @pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
+def test_chunks_of_the_host_however_they_are_asked_for():
+    """In a call that makes its cache, in a config by position, by default of the model, and not at all."""
+    model = copy.deepcopy(tiny("qwen3"))
+    settings = dict(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    inputs = prompt(75, 90)
+
+    def kept(where, **more):
+        cache = BoundedCache(model, budget=40, protect=8)
+        mask = {"attention_mask": inputs["attention_mask"]}
+        if where == "config":
+            config = transformers.GenerationConfig(**settings, **more)
+            model.generate(inputs["input_ids"], config, **mask, past_key_values=cache)
+        else:
+            model.generate(inputs["input_ids"], **mask, past_key_values=cache, **settings, **more)
+        return cache.positions(0)
+
+    cut, whole = kept("keyword", prefill_chunk_size=31), kept("keyword")
+    assert not torch.equal(cut, whole)
+    assert torch.equal(kept("config", prefill_chunk_size=31), cut)
+    model.generation_config.prefill_chunk_size = 31
+    assert torch.equal(kept("keyword"), cut)
+    assert torch.equal(kept("keyword", prefill_chunk_size=None), whole)
+    both = model.generate(**inputs, past_key_values=BoundedCache(model, budget=40, protect=8), **settings)
+    alone = inputs["input_ids"][:1, -75:]
+    cache = BoundedCache(model, budget=40, protect=8)
+    assert torch.equal(model.generate(alone, past_key_values=cache, **settings)[:, 75:], both[:1, 90:])
+
+
+@pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
+def test_a_copy_made_while_text_is_written_reads_prompts_of_its_own():
+    model, copies = tiny("qwen3"), []
+    cache = BoundedCache(model, budget=40, protect=8)
+
+    def snap(ids, scores, **kwargs):
+        copies.append(copy.deepcopy(cache))
+        return torch.zeros(1, dtype=torch.bool)
+
+    greedy(model, prompt(50), cache, new_tokens=3, prefill_chunk_size=24, stopping_criteria=[snap])
+    copies[0].reset()
+    with torch.no_grad():
+        model(prompt(30)["input_ids"], past_key_values=copies[0])
+    assert copies[0].cut is None
+    assert copies[0]._bounded[0].waiting is None
+
+
+@pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
 def test_what_waits_is_counted():
     """Keys and values that wait for the rest of their piece are part of the peak."""
     model = tiny("qwen3")
@@ -124,22 +177,30 @@ def test_what_waits_is_counted():
 
 
 @given(
-    counts=st.lists(st.integers(0, 50), min_size=1, max_size=4).filter(any),
-    size=st.integers(1, 20),
-    piece=st.none() | st.integers(1, 20),
+    rows=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 30)), min_size=1, max_size=4),
+    host=st.none() | st.integers(1, 20),
+    own=st.none() | st.integers(1, 20),
     is_last=st.booleans(),
 )
-def test_every_token_is_in_one_piece_and_pieces_end_at_multiples(counts, size, piece, is_last):
-    blocks, ends = blocks_of(counts, HostCut(size, 100), is_last)
-    read = [[] for _ in counts]
-    for block in blocks:
-        for spans in pieces_of(block, piece):
-            assert any(start < stop for start, stop in spans)
-            order, real = order_of(spans, [range(100 * row, 100 * row + n) for row, n in enumerate(counts)])
-            for row, (own, there) in enumerate(zip(order, real, strict=True)):
-                read[row] += [column - 100 * row for column, is_real in zip(own, there, strict=True) if is_real]
-                start, stop = spans[row]
-                assert stop - start <= min(size, piece or size)
-                assert start == stop or stop % size == 0 or (stop % size) % (piece or size) == 0 or stop == ends[row]
-    assert read == [list(range(end)) for end in ends]
-    assert all(end == n if is_last else end == n // size * size for end, n in zip(ends, counts, strict=True))
+def test_pieces_of_any_rows_are_those_of_each_alone(rows, host, own, is_last):
+    """Every token is in one piece, in order; a piece ends where it would end had all tokens come at once."""
+    counts, taken = [count for count, _ in rows], [before for _, before in rows]
+    pieces, ends = pieces_of(counts, taken, host, own, is_last)
+    for row, (count, before) in enumerate(rows):
+        expected, start = [], before
+        for token in range(before, before + count):
+            block = token // host * host if host else 0
+            is_end = (host and (token + 1) % host == 0) or (own and (token + 1 - block) % own == 0)
+            if is_end or (token == before + count - 1 and (is_last or host is own is None)):
+                expected.append((start - before, token + 1 - before))
+                start = token + 1
+        spans = [spans[row] for spans in pieces if spans[row][0] < spans[row][1]]
+        assert spans == expected
+        assert ends[row] == start - before
+    for spans in pieces:
+        columns = [range(100 * row, 100 * row + count) for row, count in enumerate(counts)]
+        order, real = order_of(spans, columns)
+        assert len({len(own_order) for own_order in order}) == 1
+        for row, (start, stop) in enumerate(spans):
+            kept = [column for column, there in zip(order[row], real[row], strict=True) if there]
+            assert kept == list(range(100 * row + start, 100 * row + stop))

@@ -134,7 +134,7 @@ def test_further_families(family):
 
 
 def test_linear_layers_are_reset():
-    """And beam search moves their states with the rest."""
+    """And beam search, rows that leave and rows that are repeated move their states with the rest."""
     for family in {"qwen3-next", "qwen3.5"} & set(FURTHER):
         model = tiny(family)
         cache = BoundedCache(model, budget=40, protect=8)
@@ -145,3 +145,14 @@ def test_linear_layers_are_reset():
         assert torch.equal(
             greedy(model, prompt(20), BoundedCache(model, budget=400), num_beams=3, new_tokens=10), plain
         )
+        inputs = prompt(20, 20)
+        cache = BoundedCache(model, budget=40, protect=8)
+        with torch.no_grad():
+            model(**inputs, past_key_values=cache)
+            cache.batch_select_indices(torch.tensor([1]))
+            cache.batch_repeat_interleave(2)
+            logits = model(inputs["input_ids"][[0, 0], :1], past_key_values=cache).logits
+            alone = BoundedCache(model, budget=40, protect=8)
+            model(inputs["input_ids"][1:], past_key_values=alone)
+            expected = model(inputs["input_ids"][:1, :1], past_key_values=alone).logits
+        torch.testing.assert_close(logits, expected.expand(2, -1, -1), atol=1e-4, rtol=1e-4)

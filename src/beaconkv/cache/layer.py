@@ -196,7 +196,12 @@ class BoundedLayer:
         return (self._slots or self.slab.keys.shape[2]) * self.slab.bytes_per_slot
 
     def append(
-        self, keys: Tensor, values: Tensor, real: Tensor | None = None, counts: list[int] | None = None
+        self,
+        keys: Tensor,
+        values: Tensor,
+        real: Tensor | None = None,
+        counts: list[int] | None = None,
+        in_steps: bool = True,
     ) -> AttentionInputs:
         """Take new entries in.
 
@@ -204,6 +209,7 @@ class BoundedLayer:
             keys, values: (B, H_kv, m, D), keys after RoPE.
             real: (B, m) bool, False where a token is padding; None when none is.
             counts: real tokens per row, if the host knows them: counting waits for the device.
+            in_steps: a single token is a decode step; else it is a piece of a prompt, and is evicted as one.
 
         Returns:
             What the new queries attend to.
@@ -221,7 +227,7 @@ class BoundedLayer:
             self.open(keys, values, counts)
         self.require_fit(keys)
         slab = self.slab
-        if keys.shape[2] == 1 and real is None:
+        if keys.shape[2] == 1 and real is None and in_steps:
             step = slab.begin_step()
             step.write(0, keys, values)
             self.peak_entries = max(self.peak_entries, slab.longest)

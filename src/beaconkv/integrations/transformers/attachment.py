@@ -9,7 +9,7 @@ Two things are changed on the model, and put back when its last bounded cache is
   BoundedCache, it adds one keyword argument with that cache's layer and the model's cos and sin. The
   argument travels to the attention function; nothing is ever stored on a module.
 
-``generate`` is checked as :mod:`.generation` says.
+``generate`` compares texts as :mod:`.generation` says.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...types import Rope, RotaryFn
 from .attention import CALL_KWARG, kernel_of, register, wrapped_name
-from .generation import check_generate
+from .generation import check_generation
 from .rotation import verified_rotary
 from .support import attention_modules, require_uncompiled
 
@@ -98,7 +99,7 @@ class Attachment:
         self.configs = list({id(module.config): module.config for module in modules.values()}.values())
         self.rotary: dict[int, RotaryFn] = {}
         self.require_kernels()
-        self.put_back_generate = check_generate(model)
+        self.put_back_generation = check_generation(model)
         announce = _Hook(self.announce)
         self.handles = [m.register_forward_pre_hook(announce, with_kwargs=True) for m in self.modules.values()]
         for depth, outer in enumerate(_holders(model, list(self.modules.values()))):
@@ -159,6 +160,11 @@ class Attachment:
                 self._unwrap()
                 cache.end(broken)
 
+    def forget(self, cache: AnnouncedCache) -> None:
+        """Calls of this cache that were interrupted in this thread are over."""
+        if any(user is cache for _, user in self._calls):
+            self._close(0, broken=True)
+
     def enter(self, depth: int, names: tuple[str, ...], module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Before a module that holds all bounded layers.
 
@@ -167,6 +173,8 @@ class Attachment:
             names: of the parameters of its forward.
         """
         cache = _cache_of(args, kwargs)
+        if cache is None and depth == 0 and not torch.compiler.is_compiling():
+            self._close(0, broken=True)  # a call that was interrupted: nothing calls the model from inside
         if cache is None or not cache.serves_model(self.model()):
             return
         require_uncompiled(module)
@@ -200,7 +208,7 @@ class Attachment:
         if module.config._attn_implementation == kernel_of(module.config._attn_implementation):
             raise RuntimeError(
                 f"{type(module).__name__} (layer {module.layer_idx}) was called with a BoundedCache, but not by the "
-                "model that the cache was made for: call that model, or the decoder inside it"
+                "model that the cache was made for: call that model or the decoder inside it, and not their forward()"
             )
         index, embeddings = module.layer_idx, kwargs.get("position_embeddings")
         if not isinstance(embeddings, tuple) or len(embeddings) != 2:
@@ -231,7 +239,7 @@ class Attachment:
         """Put the model back as it was."""
         for handle in self.handles:
             handle.remove()
-        self.put_back_generate()
+        self.put_back_generation()
         while self.num_wraps:  # of calls that were interrupted
             self._unwrap()
 

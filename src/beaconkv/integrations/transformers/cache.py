@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from copy import deepcopy
 from typing import Any
 
@@ -104,7 +103,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         self._ropes: list[Rope] = []  # of the pass under way: each pair of cos and sin once
         self._moved: dict[tuple[int, torch.device], Rope] = {}  # those, on other devices
         self.cut: HostCut | None = None
-        self._is_arranged = False
+        self._prompt_columns: int | None = None  # of the prompt that generate() is about to read
+        self._is_arranged = self._is_broken = False
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
 
@@ -163,6 +163,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         own = ("_model", "_modules", "attachment", "detach", "_pass", "_ropes", "_moved")
         copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in own})
         copy._pass, copy._ropes, copy._moved = None, [], {}
+        if copy._bounded[0].waiting is None:
+            copy.cut = None
         copy._attach(self._own_model(), [host.layer.index for host in copy._bounded])
         return copy
 
@@ -186,10 +188,13 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             ValueError: input that does not continue what the cache holds.
             RuntimeError: as :meth:`require_whole`.
         """
-        self.require_whole()
         given, columns = PassInput.of_call(arguments), self._bounded[0].num_columns
+        if self.cut is not None and not (given is None or self.cut.expects(given.num_new, columns)):
+            self.cut = None  # that generate() broke off
+        self.require_whole()
         layer = self._bounded[0].layer
         if given is not None:
+            given.require_fit()
             if arguments.get("labels") is not None:
                 self._warn_of_loss(given.num_new)
             if self.cut is not None and columns < self.cut.columns:
@@ -215,6 +220,9 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         (given, columns), self._pass = self._pass, None
         self._ropes.clear()
         self._moved.clear()
+        if broken:  # entries were stored, or may have been where layers do not count
+            advanced = any(host.num_columns != columns for host in self._bounded)
+            self._is_broken |= advanced or self.holds_padding
         if broken or given is None:
             return
         if self._bounded[0].num_columns == columns:
@@ -238,25 +246,36 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
                 stacklevel=2,
             )
 
-    @contextmanager
-    def generating(
-        self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, prefill_chunk: int | None
-    ) -> Iterator[None]:
+    def require_text(self, ids: Tensor | None, length: int, mask: Tensor | None) -> None:
         """See :class:`ContinuedCache`."""
-        tokens = ids if isinstance(ids, Tensor) else embeds
-        if not isinstance(tokens, Tensor):  # generate() starts from nothing, or says what is wrong
-            yield
-            return
-        columns, length = self._bounded[0].num_columns, tokens.shape[1]
-        covered = mask.shape[1] if isinstance(mask, Tensor) and mask.ndim == 2 else length
+        columns = self._bounded[0].num_columns
+        if columns:
+            self.require_whole()
+        covered = length if mask is None else mask.shape[1]
         if columns and covered <= length:  # else only the new tokens were passed
-            self._columns.require_text(ids if tokens is ids else None, length, columns)
-        if prefill_chunk is not None:
-            self.cut = HostCut(prefill_chunk, max(covered, length))
-        try:
-            yield
-        finally:
-            self.cut = None
+            self._columns.require_text(ids, length, columns)
+        self._prompt_columns = max(covered, length)
+
+    def expect_prompt(self, prefill_chunk: int | None) -> None:
+        """See :class:`ContinuedCache`."""
+        known = prefill_chunk is not None and self._prompt_columns is not None
+        self.cut = HostCut(prefill_chunk, self._prompt_columns) if known else None
+
+    @property
+    def _is_user_defined(self) -> bool:
+        """Set by ``generate`` of transformers 5 on a cache that it was given."""
+        return self.__dict__.get("is_user_defined", False)
+
+    @_is_user_defined.setter
+    def _is_user_defined(self, value: bool) -> None:
+        if self._prompt_columns is None:
+            raise ValueError(
+                f"this BoundedCache was made for a {type(self._model()).__name__}, and generate() was called of "
+                "another model around it, which has not compared the text: make the cache with the model whose "
+                "generate() you call"
+            )
+        self._prompt_columns = None
+        self.__dict__["is_user_defined"] = value
 
     def call(self, index: int, rope: Rope) -> LayerCall:
         """What the attention function of layer ``index`` gets. rope: (B or 1, m, D_rot)."""
@@ -292,14 +311,18 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows. indices: (rows,) int64 or bool."""
         self.note_peak()
-        super().batch_select_indices(indices)
-        self._columns.select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
+        self._select_rows(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        super().batch_repeat_interleave(repeats)
-        rows = torch.arange(len(self._bounded[0].layer.prompts) // repeats)
-        self._columns.select_rows(rows.repeat_interleave(repeats))
+        if self._bounded[0].layer.is_open:
+            self._select_rows(torch.arange(len(self._bounded[0].layer.prompts)).repeat_interleave(repeats))
+
+    def _select_rows(self, index: Tensor) -> None:
+        """By the one method that layers of all kinds have: linear ones know no other. index: (rows,) int64."""
+        for layer in self.layers:
+            layer.reorder_cache(index)
+        self._columns.select_rows(index)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row ``beam_idx[i]`` was. beam_idx: (rows,) int64."""
@@ -335,10 +358,10 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             raise RuntimeError("this BoundedCache was detached from its model; make a new one")
         columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
         waits = self.cut is None and self._bounded[0].waiting is not None
-        if len(columns) > 1 or waits or any(layer.is_pending for layer in self._bounded):
+        if self._is_broken or len(columns) > 1 or waits or any(layer.is_pending for layer in self._bounded):
             raise RuntimeError(
-                "a forward pass on this cache broke off between two layers, or a model other than its own was run "
-                "with it; make a new cache or reset() it"
+                "a forward pass on this cache broke off between two layers or after them, or a model other than its "
+                "own was run with it; make a new cache or reset() it"
             )
 
     def serves_model(self, model: nn.Module | None) -> bool:
@@ -353,8 +376,10 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
                 layer.reset()
             else:  # a sliding layer's own reset() forgets its length in some releases only
                 self.layers[index] = fresh[index]
-        self._padding, self._peak_kv_bytes = None, 0
+        self._padding, self._peak_kv_bytes, self.cut = None, 0, None
         self._columns.reset()
+        self.attachment.forget(self)
+        self._is_broken = False
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Always raises ``RuntimeError``: an eviction cannot be taken back."""

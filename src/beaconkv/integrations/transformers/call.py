@@ -12,7 +12,7 @@ from ...cache import AttentionInputs
 from ...types import AttentionParams, Rope
 from .attention import UnsupportedMask, kernel_mask, run_kernel, run_step
 from .host_layer import BoundedCacheLayer
-from .reading import HostCut, Tokens, Waiting, blocks_of, order_of, pieces_of
+from .reading import HostCut, Tokens, Waiting, order_of, pieces_of
 
 
 class CallOwner(Protocol):
@@ -177,8 +177,14 @@ class _Reader:
             [*range(count), *(before + column for column in own.nonzero().flatten().tolist())]
             for count, own in zip(waited, real, strict=True)
         ]
-        is_last = cut is not None and host.num_columns + num_new >= cut.columns
-        blocks, ends = blocks_of([len(own) for own in columns], cut, is_last)
+        taken = host.taken_of(cut, rows)
+        own_size, counts = host.layer.schedule.prefill_chunk, [len(own) for own in columns]
+        if cut is None:
+            host.prepare(new.keys, new.values, counts)
+            pieces, ends = pieces_of(counts, taken, None, own_size, True)
+        else:
+            is_last = host.num_columns + num_new >= cut.columns
+            pieces, ends = pieces_of(counts, taken, cut.size, own_size, is_last)
         output = new.values.new_zeros(rows, num_new, new.queries.shape[1], dim)
 
         def read(spans: list[tuple[int, int]], is_kept: bool) -> None:
@@ -194,10 +200,11 @@ class _Reader:
                 row, place, column = (torch.tensor(numbers, device=device) for numbers in zip(*at, strict=True))
                 output[row, column] = own[row, place]
 
-        for block in blocks:
-            host.prepare(new.keys, new.values, [stop - start for start, stop in block], is_prompt=cut is not None)
-            for spans in pieces_of(block, host.layer.schedule.prefill_chunk):
-                read(spans, is_kept=True)
+        for spans in pieces:
+            if cut is not None:
+                host.prepare(new.keys, new.values, [stop - start for start, stop in spans], is_prompt=True)
+            read(spans, is_kept=True)
+        host.take(cut, ends)
         host.waiting = None
         spans = [(end, len(own)) for end, own in zip(ends, columns, strict=True)]
         if any(start < stop for start, stop in spans):
@@ -212,7 +219,7 @@ class _Reader:
     ) -> tuple[Tensor, Tensor | None]:
         """Take one piece in."""
         call, layer = self.call, self.call.host.layer
-        inputs = layer.append(piece.keys, piece.values, real, counts)
+        inputs = layer.append(piece.keys, piece.values, real, counts, in_steps=False)
         output, weights = self._attend(piece, inputs)
         if note_columns and weights is not None:
             call.host.note_chunk_columns(inputs.keys.shape[2] - piece.keys.shape[2], real, counts, piece.keys.shape[2])

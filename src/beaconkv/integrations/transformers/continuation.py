@@ -30,7 +30,8 @@ class PassInput:
         num_new: new columns.
         ids: (B, num_new) int64, or None where the host was given embeddings.
         mask: (B, columns) attention mask of two dimensions, or None.
-        positions: (..., B or 1, num_new) position_ids, or None.
+        positions: (B or 1, num_new) position_ids, or None; those of M-RoPE, which may stand still or go back where
+            pictures are, say nothing about the text.
     """
 
     rows: int
@@ -51,8 +52,15 @@ class PassInput:
             *tokens.shape[:2],
             ids if isinstance(ids, Tensor) and ids.ndim == 2 else None,
             mask if isinstance(mask, Tensor) and mask.ndim == 2 else None,
-            positions if isinstance(positions, Tensor) and positions.ndim >= 2 else None,
+            positions if isinstance(positions, Tensor) and positions.ndim == 2 else None,
         )
+
+    def require_fit(self) -> None:
+        """Raise ``ValueError`` for a mask of other rows; one row of ones may stand for all."""
+        if self.mask is None or self.mask.shape[0] == self.rows:
+            return
+        if self.mask.shape[0] > 1 or not self.mask.all():
+            raise ValueError(f"the attention mask has {self.mask.shape[0]} rows for a batch of {self.rows}")
 
 
 class SeenColumns:
@@ -111,7 +119,7 @@ class SeenColumns:
         Raises:
             ValueError: rows with padding have the positions of columns, as transformers 4.57 gives them.
         """
-        if given.mask is None or given.positions is None or given.positions.ndim > 2 or given.mask.all():
+        if given.mask is None or given.positions is None or given.mask.all():
             return
         first = _extreme(given, columns, torch.Tensor.amin)
         if first is None or len(first) != len(seen):
@@ -236,8 +244,6 @@ def _extreme(given: PassInput, columns: int, reduce) -> list[int | None] | None:
     if given.positions is None or given.positions.is_floating_point():
         return None
     positions = given.positions.detach().cpu()
-    while positions.ndim > 2:  # time, height and width of M-RoPE
-        positions = reduce(positions, 0)
     if positions.shape[1] != given.num_new:
         return None
     if given.mask is None or given.mask.shape[1] < columns + given.num_new:

@@ -1,16 +1,16 @@
 """``generate`` of a model that has bounded caches: the text is compared with what the cache holds before it runs.
 
 ``generate`` takes the whole text and hands only its new tokens to the model. Whether the rest is what the cache was
-shown can be told here and nowhere else.
+shown can be told here and nowhere else. Two of the methods that every ``generate`` calls of its model are replaced on
+the model while a cache lives: the one that finds the input, and the one that prepares the cache. ``generate`` itself
+would be looked up too early: before a cache that is made in the same line exists.
 """
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import MethodType
 from typing import Any
 
@@ -21,86 +21,104 @@ class ContinuedCache(ABC):
     """A cache whose texts are compared: the part of it that ``generate`` knows."""
 
     @abstractmethod
-    def generating(
-        self, ids: Tensor | None, embeds: Tensor | None, mask: Tensor | None, prefill_chunk: int | None
-    ) -> AbstractContextManager:
-        """For the time of one call.
+    def require_text(self, ids: Tensor | None, length: int, mask: Tensor | None) -> None:
+        """At the beginning of ``generate``.
 
         Args:
-            ids: (B, tokens), the whole text or its new part.
-            embeds: (B, tokens, hidden) in place of them.
+            ids: (B, length) int64, the whole text or its new part; None where embeddings are given.
+            length: of what is given.
             mask: (B, columns), or None.
-            prefill_chunk: tokens into which the host cuts the prompt, or None.
 
         Raises:
             ValueError: the text does not continue what the cache holds.
         """
 
+    @abstractmethod
+    def expect_prompt(self, prefill_chunk: int | None) -> None:
+        """Then: into how many tokens the host cuts this prompt, or None."""
 
-class CheckedGenerate:
-    """In place of a model's ``generate`` while bounded caches of it live. Copies of the model get the plain one.
+
+class _CheckedMethod:
+    """In place of a method of a model while bounded caches of it live. Copies of the model get the plain one.
 
     Args:
-        model: with a ``generate``.
+        model: the model.
     """
+
+    name: str
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
-        self.before = vars(model).get("generate")
-        plain = self._plain()
-        self.__doc__, self.__name__ = plain.__doc__, "generate"
-        self.__signature__ = inspect.signature(plain)
+        self.before = vars(model).get(self.name)
 
-    def _plain(self) -> Callable:
+    def plain(self) -> Callable:
+        """The method itself."""
         model = self._model()
-        return MethodType(type(model).generate, model) if self.before is None else self.before
+        return MethodType(getattr(type(model), self.name), model) if self.before is None else self.before
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
-        cache = next((value for value in values if isinstance(value, ContinuedCache)), None)
-        if cache is None:
-            return self._plain()(*args, **kwargs)
-        if self._setting("use_cache", kwargs) is False:
-            raise ValueError(
-                "use_cache=False together with a BoundedCache: every step would feed the whole text to the cache "
-                "again. Call generate(..., use_cache=True); a checkpoint's config may have set it to False"
-            )
-        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-        chunk = self._setting("prefill_chunk_size", kwargs)
-        with cache.generating(ids, kwargs.get("inputs_embeds"), kwargs.get("attention_mask"), chunk):
-            return self._plain()(*args, **kwargs)
-
-    def _setting(self, name: str, kwargs: dict) -> Any:
-        """A generation setting, from the most to the least specific place."""
-        if kwargs.get(name) is not None:
-            return kwargs[name]
-        for config in (kwargs.get("generation_config"), self._model().generation_config):
-            if (value := getattr(config, name, None)) is not None:
-                return value
-        return None
+    def put_back(self) -> None:
+        """Leave the model as it was."""
+        model = self._model()
+        if model is None or vars(model).get(self.name) is not self:
+            return
+        if self.before is None:
+            delattr(model, self.name)
+        else:
+            setattr(model, self.name, self.before)
 
     def __reduce__(self) -> tuple:
-        return (getattr, (self._model(), "generate")) if self.before is None else (_same, (self.before,))
+        return (getattr, (self._model(), self.name)) if self.before is None else (_same, (self.before,))
 
 
 def _same(thing: Any) -> Any:
     return thing
 
 
-def check_generate(model: nn.Module) -> Callable[[], None]:
+class _CheckedInput(_CheckedMethod):
+    """Compares the text."""
+
+    name = "_prepare_model_inputs"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, str | None, dict[str, Any]]:
+        inputs, kind, arguments = found = self.plain()(*args, **kwargs)
+        cache = _cache_in(arguments)
+        if cache is not None and isinstance(inputs, Tensor) and inputs.ndim > 1:
+            mask = arguments.get("attention_mask")
+            is_mask = isinstance(mask, Tensor) and mask.ndim == 2
+            ids = inputs if kind == "input_ids" and inputs.ndim == 2 else None
+            cache.require_text(ids, inputs.shape[1], mask if is_mask else None)
+        return found
+
+
+class _CheckedCache(_CheckedMethod):
+    """Refuses settings under which a cache makes no sense, and tells it how the prompt is cut."""
+
+    name = "_prepare_cache_for_generation"
+
+    def __call__(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        cache = _cache_in(model_kwargs)
+        if cache is not None:
+            if generation_config.use_cache is False:
+                raise ValueError(
+                    "use_cache=False together with a BoundedCache: every step would feed the whole text to the cache "
+                    "again. Call generate(..., use_cache=True); a checkpoint's config may have set it to False"
+                )
+            cache.expect_prompt(getattr(generation_config, "prefill_chunk_size", None))
+        return self.plain()(generation_config, model_kwargs, *args, **kwargs)
+
+
+def _cache_in(arguments: dict[str, Any]) -> ContinuedCache | None:
+    return next((value for value in arguments.values() if isinstance(value, ContinuedCache)), None)
+
+
+def check_generation(model: nn.Module) -> Callable[[], None]:
     """Let ``model.generate`` compare texts; returns a function that puts back what was there."""
-    if not callable(getattr(model, "generate", None)):
-        return lambda: None
-    checked = model.generate = CheckedGenerate(model)
-    reference = weakref.ref(model)
+    methods = [kind(model) for kind in (_CheckedInput, _CheckedCache) if hasattr(type(model), kind.name)]
+    for method in methods:
+        setattr(model, method.name, method)
 
     def put_back() -> None:
-        owner = reference()
-        if owner is None or vars(owner).get("generate") is not checked:
-            return
-        if checked.before is None:
-            del owner.generate
-        else:
-            owner.generate = checked.before
+        for method in methods:
+            method.put_back()
 
     return put_back

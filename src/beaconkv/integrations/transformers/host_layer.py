@@ -10,7 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...cache import BoundedLayer, LayerStack
 from .attention import BOUNDED_OFFSET
-from .reading import Waiting
+from .reading import HostCut, Waiting
 
 NO_ROLLBACK = (
     "a BoundedCache cannot be cropped: what was evicted, and the queries seen since, cannot be taken back. "
@@ -41,6 +41,7 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.is_pending = False  # between update() and the attention function
         self.has_decoded = False  # a step of one token has come: the prompt is complete
         self.waiting: Waiting | None = None  # tokens of the prompt whose piece is not complete
+        self._taken: tuple[HostCut, list[int]] | None = None  # of a prompt that the host cuts: tokens taken in, by row
         self._columns: Tensor | bool = False  # see column_positions(); True: the entries as they are
 
     @property
@@ -78,6 +79,16 @@ class BoundedCacheLayer(CacheLayerMixin):
         elif is_prompt and not self.has_decoded:
             self.layer.extend_prompt(key, counts)
         self.has_decoded |= not is_prompt
+
+    def taken_of(self, cut: HostCut | None, rows: int) -> list[int]:
+        """Per row, tokens that were taken in of the prompt that the host cuts in this way; none of another prompt."""
+        return self._taken[1] if self._taken is not None and self._taken[0] is cut else [0] * rows
+
+    def take(self, cut: HostCut | None, counts: list[int]) -> None:
+        """So many more tokens of each row were taken in."""
+        if cut is not None:
+            taken = self.taken_of(cut, len(counts))
+            self._taken = cut, [old + new for old, new in zip(taken, counts, strict=True)]
 
     def attended(self, num_new: int) -> None:
         """The attention function has taken ``num_new`` columns in."""

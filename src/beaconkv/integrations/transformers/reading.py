@@ -31,6 +31,11 @@ class HostCut:
     size: int
     columns: int
 
+    def expects(self, num_new: int, columns: int) -> bool:
+        """Whether so many columns after ``columns`` others are of this prompt, or come after it."""
+        left = self.columns - columns
+        return left <= 0 or num_new in (min(self.size, left), min(self.size, left - 1))  # transformers 4 keeps one back
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -81,33 +86,41 @@ class Waiting:
     counts: list[int]
 
 
-def blocks_of(counts: Sequence[int], cut: HostCut | None, is_last: bool) -> tuple[list[list[Span]], list[int]]:
-    """Rows' tokens in blocks of the size that the host reads at once.
+def pieces_of(
+    counts: Sequence[int], taken: Sequence[int], host: int | None, own: int | None, is_last: bool
+) -> tuple[list[list[Span]], list[int]]:
+    """Rows' tokens in the pieces in which each row would be read alone.
 
     Args:
         counts: per row, tokens at hand: those that waited, and new ones.
-        cut: how the host cuts, or None: the whole pass is one block.
-        is_last: this pass ends the prompt.
+        taken: per row, tokens of this prompt that were taken in before.
+        host: tokens that the host reads at once, or None: all of them.
+        own: tokens that a layer reads at once, counted from the beginning of what the host reads at once; or None.
+        is_last: no more tokens of this prompt will come, so that what remains is a piece.
 
     Returns:
-        Blocks, each with a span for every row, which may be empty; and per row, where the tokens begin that must wait.
+        The first pieces of all rows, then the second ones, ...: spans of the tokens at hand, empty where a row has no
+        more; and per row, where the tokens begin that must wait.
     """
-    if cut is None:
-        return [[(0, count) for count in counts]], list(counts)
-    ends = [count if is_last else count // cut.size * cut.size for count in counts]
-    number = max(-(-end // cut.size) for end in ends)
-    starts = [i * cut.size for i in range(number)]
-    return [[(min(start, end), min(start + cut.size, end)) for end in ends] for start in starts], ends
-
-
-def pieces_of(block: Sequence[Span], size: int | None) -> list[list[Span]]:
-    """A block in pieces of ``size`` tokens of each row; None: one piece."""
-    longest = max(stop - start for start, stop in block)
-    size = size or max(longest, 1)
-    return [
-        [(min(start + first, stop), min(start + first + size, stop)) for start, stop in block]
-        for first in range(0, longest, size)
-    ]
+    rows, ends = [], []
+    for count, before in zip(counts, taken, strict=True):
+        spans, start = [], 0
+        while start < count:
+            position = before + start
+            block = 0 if host is None else position // host * host
+            stops = [block + host] if host is not None else []
+            if own is not None:
+                stops.append(block + ((position - block) // own + 1) * own)
+            stop = min(stops, default=before + count) - before
+            if stop > count and not is_last:
+                break
+            spans.append((start, min(stop, count)))
+            start = spans[-1][1]
+        rows.append(spans)
+        ends.append(start)
+    number = max(map(len, rows))
+    filled = [spans + [(end, end)] * (number - len(spans)) for spans, end in zip(rows, ends, strict=True)]
+    return [list(pieces) for pieces in zip(*filled, strict=True)], ends
 
 
 def order_of(spans: Sequence[Span], columns: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[bool]]]:

@@ -24,6 +24,8 @@ from .host_layer import BoundedCacheLayer
 class SideBySide(Cache, AnnouncedCache):
     """One cache for the host, made of several for as many equal parts of the batch, in order.
 
+    For measuring many methods on one text: what is fed is not compared with what the caches hold, as single ones do.
+
     Args:
         caches: fresh, all of one model.
 
