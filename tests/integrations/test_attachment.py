@@ -215,11 +215,13 @@ def test_the_collector_may_release_a_cache_while_another_is_attached(same_model,
         dying = BoundedCache(other, **SMALL)
         dying.itself = dying
         del dying
-        step = getattr(Attachment, where)
+        step, calls = getattr(Attachment, where), []
 
         def act_and_collect(self, *args):
             step(self, *args)
-            gc.collect()
+            calls.append(1)
+            if len(calls) < 4:
+                gc.collect()
 
         monkeypatch.setattr(Attachment, where, act_and_collect)
         cache = BoundedCache(model, **SMALL)

@@ -80,8 +80,10 @@ CASES = [
         "rope",
         dict(target="*bf16", x="*fp32", cos="*bf16", sin="*bf16"),
         [
-            ("_unrotate", dict(HALF=True, STEPS=1, DIM=128, heads=1, steps=1)),
-            ("_unrotate", dict(HALF=False, STEPS=16, DIM=128)),
+            ("_unrotate", dict(NEIGHBOURS=False, ONCE=False, STEPS=1, DIM=128, heads=1, steps=1)),
+            ("_unrotate", dict(NEIGHBOURS=False, ONCE=True, STEPS=16, DIM=128)),
+            ("_unrotate", dict(NEIGHBOURS=True, ONCE=False, STEPS=16, DIM=128)),
+            ("_unrotate", dict(NEIGHBOURS=True, ONCE=True, STEPS=16, DIM=128)),
         ],
     ),
 ]
