@@ -3,7 +3,7 @@ PYTHON ?= python3
 PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
 # The others never see transformers.
-TF4_TESTS = tests/cache tests/integrations tests/models $(wildcard tests/test_*.py) \
+TF4_TESTS = tests/integrations tests/models $(wildcard tests/test_*.py) \
 	tests/evaluation/test_decoding.py tests/evaluation/test_fidelity.py tests/evaluation/test_run.py
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
