@@ -5,7 +5,7 @@
 # CUDA_TORCH=1 takes the build with CUDA then (5 GB an environment).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-tests=(tests/ops tests/policies tests/cache tests/test_floors.py tests/test_plan.py tests/integrations/test_generate.py)
+tests=(tests/ops tests/policies tests/cache tests/test_architecture.py tests/test_memory.py tests/integrations/test_generate.py)
 versions=("$@")
 [ $# -gt 0 ] || mapfile -t versions < <(sed -n 's/.*Programming Language :: Python :: \(3\.[0-9]*\).*/\1/p' pyproject.toml)
 torch=$(sed -n 's/^torch==//p' constraints.txt)

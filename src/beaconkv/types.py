@@ -150,7 +150,7 @@ class Rows:
             target[self.index] = value.to(target.dtype)
 
 
-def lasting_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+def persistent_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Zeros that can be written to for as long as a cache lives.
 
     A tensor made under ``torch.inference_mode()`` refuses in-place changes outside of it, and the next
@@ -160,15 +160,15 @@ def lasting_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -
         return torch.zeros(*shape, dtype=dtype or like.dtype, device=like.device)
 
 
-def lasting_copy(tensor: Tensor) -> Tensor:
+def persistent_copy(tensor: Tensor) -> Tensor:
     """A copy that can be written to for as long as a cache lives, of its own memory."""
     with torch.inference_mode(False):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def lasting_rows(tensor: Tensor, index: Tensor) -> Tensor:
+def persistent_rows(tensor: Tensor, index: Tensor) -> Tensor:
     """A lasting copy of rows of the first dimension. index: (B_new,) int64."""
-    return lasting_zeros(tensor, index.shape[0], *tensor.shape[1:]).copy_(tensor.index_select(0, index))
+    return persistent_zeros(tensor, index.shape[0], *tensor.shape[1:]).copy_(tensor.index_select(0, index))
 
 
 def device_index(numbers: list[int], device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from beaconkv import BoundedCache, EvictionSchedule, make_policy, ops, policies
 from beaconkv.analysis.demand import find_demand, find_loss
 from beaconkv.analysis.oracle import least_loss, oracle
-from beaconkv.analysis.replay import NEVER, replay
+from beaconkv.analysis.replay import NOT_DROPPED, replay
 from beaconkv.analysis.trace import Trace, TraceInfo
 from beaconkv.analysis.trace_file import TraceWriter
 from beaconkv.cache import BoundedLayer
@@ -334,6 +334,6 @@ def test_values_are_used_where_they_were_recorded(tmp_path):
 
 def test_never_means_that_an_entry_stayed(trace):
     result = replay(trace, "streaming_llm", 40, prefix=4, protect=8)
-    kept = (result.dropped == NEVER).sum(-1)
+    kept = (result.dropped == NOT_DROPPED).sum(-1)
     last = len(trace) - 1 - result.steps[-1]
     assert (kept == result.schedule.budget_min + last).all()

@@ -110,7 +110,7 @@ def test_every_policy(name, lengths):
     both.feed(len(lengths), max(lengths), ragged(lengths))
     for _ in range(40):
         both.feed(len(lengths), 1)
-    together = CLASSES[name].treats_heads_alone and not issubclass(CLASSES[name], WholeHistoryPolicy)
+    together = CLASSES[name].per_head and not issubclass(CLASSES[name], WholeHistoryPolicy)
     assert both.stack.together == together
     assert len(both.events) > 10 * L
     both.check()
@@ -249,8 +249,8 @@ class Global(RPC):
 
 
 def test_whoever_overrides_a_method_promises_anew():
-    assert RPC.treats_heads_alone
-    assert not Global.treats_heads_alone
+    assert RPC.per_head
+    assert not Global.per_head
     both = Both(Global(), EvictionSchedule(24, prefix=2, protect=5))
     both.feed(1, 30)
     for _ in range(20):
@@ -264,8 +264,8 @@ class Counting(QueryBuffer):
 
 
 def test_a_state_of_a_subclass_is_not_joined_by_its_parent():
-    assert QueryBuffer.join([QueryBuffer(1, 2, 2, 8)]) is not None
-    assert Counting.join([Counting(1, 2, 2, 8)]) is None
+    assert QueryBuffer.stack([QueryBuffer(1, 2, 2, 8)]) is not None
+    assert Counting.stack([Counting(1, 2, 2, 8)]) is None
 
 
 def test_a_slab_is_freed_with_its_stack_and_forgotten_by_it():

@@ -19,7 +19,7 @@ from ..policies import EvictionPolicy, LayerState, parse_policy
 from ..types import CacheView, EvictionEvent, Rows
 from .trace import Trace
 
-NEVER = 2**31 - 1
+NOT_DROPPED = 2**31 - 1
 """In a table of drops: the entry stayed."""
 
 GROUP_BYTES = 1 << 28
@@ -36,7 +36,7 @@ class Replay:
         schedule: what the cache followed.
         layers: indices in the model; the first dimension of the tensors.
         steps: positions of the tokens after which evictions came, the same in all layers and heads.
-        dropped: (L, H_kv, T) int32: right after which token an entry was dropped; ``NEVER``: it stayed.
+        dropped: (L, H_kv, T) int32: right after which token an entry was dropped; ``NOT_DROPPED``: it stayed.
         coverage: (L, H, T) float32: highest cosine, before RoPE, of each query to the observation queries of the
             last eviction before it (Figure 6, upper half); NaN before the first, and for policies without any.
     """
@@ -56,12 +56,14 @@ class Replay:
 
     def event_of(self) -> Tensor:
         """(L, H_kv, T) int64: the number of the eviction that dropped an entry, from 1; 0 if none did."""
-        steps = torch.tensor([*self.steps, NEVER], dtype=self.dropped.dtype)
+        steps = torch.tensor([*self.steps, NOT_DROPPED], dtype=self.dropped.dtype)
         number = torch.searchsorted(steps, self.dropped.contiguous()) + 1
-        return number.masked_fill(self.dropped == NEVER, 0)
+        return number.masked_fill(self.dropped == NOT_DROPPED, 0)
 
 
-def plan(policy: str | EvictionPolicy, budget: int | None, **overrides: Any) -> tuple[EvictionPolicy, EvictionSchedule]:
+def replay_schedule(
+    policy: str | EvictionPolicy, budget: int | None, **overrides: Any
+) -> tuple[EvictionPolicy, EvictionSchedule]:
     """A policy and the schedule that a live cache would follow with the same arguments.
 
     Raises:
@@ -100,15 +102,15 @@ def replay(
         overrides: further arguments of :class:`beaconkv.EvictionSchedule`.
 
     Raises:
-        ValueError: what :func:`plan` refuses, a layer that was not recorded, a policy that reads values where the
-            trace has none.
+        ValueError: what :func:`replay_schedule` refuses; a layer that was not recorded; a policy that reads values,
+            of a trace without values.
     """
-    chosen, schedule = plan(policy, budget, **overrides)
+    chosen, schedule = replay_schedule(policy, budget, **overrides)
     if getattr(chosen, "value_norm", False) and not trace.info.has_values:
         raise ValueError(f"{chosen.name} with value_norm reads values, and {trace.path} was recorded without them")
     layers = trace.info.layers if layers is None else list(layers)
     kv_heads, tokens = len(trace.info.kv_heads), len(trace)
-    dropped = torch.full((len(layers), kv_heads, tokens), NEVER, dtype=torch.int32)
+    dropped = torch.full((len(layers), kv_heads, tokens), NOT_DROPPED, dtype=torch.int32)
     coverage = torch.full((len(layers), trace.info.num_heads, tokens), torch.nan)
     steps: list[int] = []
     for group in _alike(trace, layers):

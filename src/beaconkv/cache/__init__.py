@@ -1,6 +1,6 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
-from .footprint import can_join, row_bytes, state_bytes
+from .footprint import can_stack, row_bytes, state_bytes
 from .layer import AttentionInputs, BoundedLayer, pick_steps
 from .progress import Progress, Run, most_slots
 from .schedule import SCOPES, EvictionSchedule, staggered
@@ -16,7 +16,7 @@ __all__ = [
     "LayerStack",
     "Progress",
     "Run",
-    "can_join",
+    "can_stack",
     "most_slots",
     "pick_steps",
     "row_bytes",

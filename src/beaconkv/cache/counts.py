@@ -7,7 +7,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from ..types import Rows, lasting_rows, lasting_zeros
+from ..types import Rows, persistent_rows, persistent_zeros
 
 
 class RowCounts:
@@ -29,8 +29,8 @@ class RowCounts:
         batch = entries.shape[0]
         self.lengths, self.num_seen = [0] * batch, [0] * batch
         self.prompts, self.num_evictions = [0] * batch, [0] * batch
-        self.lengths_on_device = lasting_zeros(entries, batch, dtype=torch.int64)
-        self.num_seen_on_device = lasting_zeros(entries, batch, dtype=torch.int32)
+        self.lengths_on_device = persistent_zeros(entries, batch, dtype=torch.int64)
+        self.num_seen_on_device = persistent_zeros(entries, batch, dtype=torch.int32)
 
     @property
     def nbytes(self) -> int:
@@ -77,8 +77,8 @@ class RowCounts:
 
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         """Row i becomes what row ``index[i]`` was. index (B_new,) int64, and ``numbers`` on the host."""
-        self.lengths_on_device = lasting_rows(self.lengths_on_device, index)
-        self.num_seen_on_device = lasting_rows(self.num_seen_on_device, index)
+        self.lengths_on_device = persistent_rows(self.lengths_on_device, index)
+        self.num_seen_on_device = persistent_rows(self.num_seen_on_device, index)
         for name in ("lengths", "num_seen", "prompts", "num_evictions"):
             setattr(self, name, [getattr(self, name)[row] for row in numbers])
 

@@ -10,10 +10,10 @@ from ..types import AttentionParams, CacheView, Rope, Rows
 from .counts import RowCounts
 
 
-def can_join(policy: EvictionPolicy) -> bool:
+def can_stack(policy: EvictionPolicy) -> bool:
     """Whether the policy can be shown the heads of several layers side by side."""
     state = policy.new_state(1)
-    return type(state).join([policy.new_state(1)]) is not None
+    return type(state).stack([policy.new_state(1)]) is not None
 
 
 def state_bytes(

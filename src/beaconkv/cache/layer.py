@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
 from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
-from .progress import NEVER
+from .progress import NO_EVICTION
 from .schedule import EvictionSchedule
 from .slab import EntrySlab
 
@@ -340,7 +340,7 @@ class BoundedLayer:
         positions = positions.expand(*new[0].shape[:2], -1)
         slab.saw(rows, count)
         full_at = self.schedule.full_at(self.prompts[first], self.num_evictions[first])
-        left = NEVER if full_at is None else full_at - stored - count
+        left = NO_EVICTION if full_at is None else full_at - stored - count
         if left > 0:  # the next step may be full before the chunk would have been
             left = max(1, self._until_full(first, stored + count))
         view = None
@@ -423,7 +423,7 @@ class BoundedLayer:
 
     def _until_full(self, row: int, length: int) -> int:
         full_at = self._full_at(row)
-        return NEVER if full_at is None else full_at - length
+        return NO_EVICTION if full_at is None else full_at - length
 
     def _group_key(self, row: int) -> Hashable:
         """Rows with equal keys hold as many entries, and are evicted alike."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .schedule import EvictionSchedule
 
-NEVER = 1 << 62
+NO_EVICTION = 1 << 62
 """Steps until an eviction that does not come."""
 
 
@@ -92,7 +92,7 @@ class Progress:
         if start < self.prompt and end - piece > 1:
             return self._into_piece(piece, end, min(stop, end))
         full_at = self.schedule.full_in_step_at(self.prompt, evictions)
-        room = NEVER if full_at is None else full_at - stored
+        room = NO_EVICTION if full_at is None else full_at - stored
         # A piece may have filled the row beyond where a step is evicted early: the eviction comes with the next step.
         self.seen = min(stop, start + (1 if start < self.prompt else max(room, 1)))
         self.stored += self.seen - start
@@ -106,7 +106,7 @@ class Progress:
         self.seen, self.stored, left = stop, stored + stop - start, None
         if stop == end:
             full_at = self.schedule.full_at(self.prompt, self.evictions)
-            left = NEVER if full_at is None else full_at - self.stored
+            left = NO_EVICTION if full_at is None else full_at - self.stored
             if left <= 0:
                 self.due = self.schedule.kept_in_chunk(self.prompt, self.evictions)
             elif full_at is not None:  # the next step may be full before the piece would have been

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import Rows, lasting_zeros
+from ..types import Rows, persistent_zeros
 from .counts import RowCounts
 
 GROWTH = 256
@@ -71,9 +71,9 @@ class EntrySlab:
         self.grows = capacity is None
         slots, heads = GROWTH if capacity is None else capacity, layers * heads
         # Zeros, not empty: free slots of a shorter row are masked, but 0 times NaN would still be NaN.
-        self.keys = lasting_zeros(keys, batch, heads, slots, dim)
-        self.values = lasting_zeros(values, batch, heads, slots, values.shape[-1])
-        self.positions = lasting_zeros(keys, batch, heads, slots, dtype=torch.int32)
+        self.keys = persistent_zeros(keys, batch, heads, slots, dim)
+        self.values = persistent_zeros(values, batch, heads, slots, values.shape[-1])
+        self.positions = persistent_zeros(keys, batch, heads, slots, dtype=torch.int32)
         self.counts = RowCounts(keys)
 
     @property
@@ -182,7 +182,7 @@ class EntrySlab:
         if more > 0:
             for name in ("keys", "values", "positions"):
                 old = getattr(self, name)
-                new = lasting_zeros(old, *old.shape[:2], capacity, *old.shape[3:])
+                new = persistent_zeros(old, *old.shape[:2], capacity, *old.shape[3:])
                 new[:, :, : old.shape[2]] = old
                 setattr(self, name, new)
 
@@ -207,7 +207,7 @@ class EntrySlab:
             slab = getattr(self, name)
             moved = slab[:, :, :stored].index_select(0, index)
             if slab.shape[0] != index.shape[0]:
-                slab = lasting_zeros(slab, index.shape[0], *slab.shape[1:])
+                slab = persistent_zeros(slab, index.shape[0], *slab.shape[1:])
                 setattr(self, name, slab)
             slab[:, :, :stored] = moved
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..types import AttentionParams, Rope, lasting_zeros
+from ..types import AttentionParams, Rope, persistent_zeros
 from .counts import RowCounts
 from .layer import AttentionInputs, BoundedLayer
 from .slab import EntrySlab, SlabPart
@@ -43,7 +43,7 @@ class LayerStack:
         for layer in {self.whole, *self.layers}:
             layer.reset()
         self.together = False
-        self._can_join = len(self.layers) == 1 or self.layers[0].policy.treats_heads_alone
+        self._can_stack = len(self.layers) == 1 or self.layers[0].policy.per_head
         self._appended = self._observed = 0
         self._forget_step()
 
@@ -64,7 +64,7 @@ class LayerStack:
         shapes = [(t.shape[1], t.shape[3], t.dtype, t.device) for t in (keys, values)]
         shared = [(t.shape[1] // len(self.layers), t.shape[3], t.dtype, t.device) for t in (whole.keys, whole.values)]
         if shapes != shared:
-            self._can_join = False
+            self._can_stack = False
             return EntrySlab(keys, values, slots)
         return SlabPart(whole, slice(number * heads, (number + 1) * heads))
 
@@ -134,7 +134,7 @@ class LayerStack:
         if self.whole is not self.layers[0]:
             batch, heads, _, dim = queries.shape
             if self._queries is None or self._queries.shape[0] != batch:
-                self._queries = lasting_zeros(queries, batch, heads * len(self.layers), 1, dim)
+                self._queries = persistent_zeros(queries, batch, heads * len(self.layers), 1, dim)
                 self._by_layer = self._queries.chunk(len(self.layers), dim=1)
             self._by_layer[number].copy_(queries.detach())
             queries, params = self._queries, self._params
@@ -171,7 +171,7 @@ class LayerStack:
 
     def join(self) -> None:
         """From now on together, if nothing stands against it."""
-        if self.together or not self._can_join or not all(layer.is_open for layer in self.layers):
+        if self.together or not self._can_stack or not all(layer.is_open for layer in self.layers):
             return
         first = self.layers[0]
         self._params, self.form = first.params, first.form
@@ -181,9 +181,9 @@ class LayerStack:
             counts = [layer.slab.counts for layer in self.layers]
             state = None
             if params is not None and len(alike) == 1 and all(c.on_host() == counts[0].on_host() for c in counts):
-                state = type(first.state).join([layer.state for layer in self.layers])
+                state = type(first.state).stack([layer.state for layer in self.layers])
             if state is None:
-                self._can_join = False
+                self._can_stack = False
                 return
             self.whole.state, self.whole._slots = state, first._slots
             for layer in (self.whole, *self.layers):
@@ -201,7 +201,7 @@ class LayerStack:
         self._forget_step()
         if self.whole is self.layers[0]:
             return
-        states = self.whole.state.split(len(self.layers))
+        states = self.whole.state.unstack(len(self.layers))
         for layer, state in zip(self.layers, states, strict=True):
             layer.slab.counts, layer.state = self.whole.slab.counts.clone(), state
         self.whole.state = None

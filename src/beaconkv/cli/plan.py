@@ -20,9 +20,9 @@ def plan(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Say what a model's cache costs, and what a budget saves."""
+    from ..memory import ModelShape, plan_memory
     from ..models import load_config
     from ..models.load import DTYPES
-    from ..plan import ModelShape, make_plan
     from ..policies import make_policy
     from ..provenance import provenance
 
@@ -30,7 +30,7 @@ def plan(
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     shape = ModelShape.of_config(load_config(model, report))
     chosen = make_policy(policy, **parse_settings(settings))
-    result = make_plan(
+    result = plan_memory(
         shape,
         chosen,
         budget,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..types import CacheView, Rope, Rows, lasting_copy, lasting_zeros
+from ..types import CacheView, Rope, Rows, persistent_copy, persistent_zeros
 
 if TYPE_CHECKING:
     from .presets import Preset
@@ -68,7 +68,7 @@ class LayerState:
         """
 
     @classmethod
-    def join(cls, states: Sequence[LayerState]) -> LayerState | None:
+    def stack(cls, states: Sequence[LayerState]) -> LayerState | None:
         """One state for the heads of several layers side by side, or None if layers cannot be observed together.
 
         Args:
@@ -76,7 +76,7 @@ class LayerState:
         """
         return states[0] if cls is LayerState else None
 
-    def split(self, count: int) -> list[LayerState]:
+    def unstack(self, count: int) -> list[LayerState]:
         """The states of ``count`` layers again; this one is not used afterwards."""
         return [LayerState() for _ in range(count)]
 
@@ -118,7 +118,7 @@ class EvictionPolicy(metaclass=_NamedMeta):
     observes_free_slots: ClassVar[bool] = False
     """True, with ``observes_entries``: a decode step shows all rows at once, whatever their keys. Slots that a
     shorter row has not filled are at position ``FREE``, and hold anything."""
-    treats_heads_alone: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
     """True: state and score look at each KV head and its group by itself, or mind ``view.layers``. Decode steps
     then show the heads of several layers side by side, which is faster. A subclass with methods of its own does
     not inherit it."""
@@ -132,8 +132,8 @@ class EvictionPolicy(metaclass=_NamedMeta):
         if "presets" not in vars(cls):
             cls.presets = {}
         own_methods = any(inspect.isfunction(value) and key[:2] != "__" for key, value in vars(cls).items())
-        if "treats_heads_alone" not in vars(cls) and own_methods:
-            cls.treats_heads_alone = False  # whoever overrides a method promises anew
+        if "per_head" not in vars(cls) and own_methods:
+            cls.per_head = False  # whoever overrides a method promises anew
         if not registered_as:
             return
         known = _REGISTRY.get(registered_as)
@@ -155,17 +155,17 @@ class EvictionPolicy(metaclass=_NamedMeta):
         """
 
 
-def beside(tensors: Sequence[Tensor]) -> Tensor:
+def concat_heads(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors (B, heads, ...) of several layers as one (B, all heads, ...) that can be written to."""
     first = tensors[0]
     heads = sum(tensor.shape[1] for tensor in tensors)
-    joined = lasting_zeros(first, first.shape[0], heads, *first.shape[2:])
+    joined = persistent_zeros(first, first.shape[0], heads, *first.shape[2:])
     return torch.cat(list(tensors), dim=1, out=joined)
 
 
-def apart(tensor: Tensor, number: int, count: int) -> Tensor:
+def heads_of_layer(tensor: Tensor, number: int, count: int) -> Tensor:
     """The heads of one of ``count`` layers in a tensor (B, all heads, ...), as a tensor of its own."""
-    return lasting_copy(tensor.chunk(count, dim=1)[number])
+    return persistent_copy(tensor.chunk(count, dim=1)[number])
 
 
 def policies() -> dict[str, type[EvictionPolicy]]:

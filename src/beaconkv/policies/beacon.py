@@ -27,7 +27,7 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
     """
 
     source = f"{PAPER}, sections 4.1-4.3, Algorithms 1 and 2"
-    treats_heads_alone = True
+    per_head = True
     presets = {
         **{
             f"{recent}-{beacon}": Preset({"n_recent": recent, "n_beacon": beacon}, f"{PAPER}, Table 1")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import CacheView, Rope, Rows, lasting_rows, lasting_zeros
-from .base import EvictionPolicy, LayerState, apart, beside
+from ..types import CacheView, Rope, Rows, persistent_rows, persistent_zeros
+from .base import EvictionPolicy, LayerState, concat_heads, heads_of_layer
 from .presets import Preset
 
 PAPER = "Zhang et al., H2O, arXiv 2306.14048"
@@ -49,7 +49,7 @@ class ReceivedAttention(LayerState):
 
     def _reserve(self, like: Tensor, slots: int) -> None:
         """Have so many slots. like: (R, H_kv, ...)."""
-        new = lasting_zeros(like, self.batch, like.shape[1], slots, dtype=torch.float32)
+        new = persistent_zeros(like, self.batch, like.shape[1], slots, dtype=torch.float32)
         if self.sums is not None:
             kept = min(slots, self.sums.shape[2])
             new[:, :, :kept] = self.sums[:, :, :kept]
@@ -66,21 +66,21 @@ class ReceivedAttention(LayerState):
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         self.batch = len(numbers)
         if self.sums is not None:
-            self.sums = lasting_rows(self.sums, index)
+            self.sums = persistent_rows(self.sums, index)
 
     @classmethod
-    def join(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention | None:
+    def stack(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention | None:
         if cls is not ReceivedAttention:
             return None  # what a subclass adds is not known here
         first = states[0]
         if first.sums is not None:
-            first.sums = beside([state.sums for state in states])
+            first.sums = concat_heads([state.sums for state in states])
         return first
 
-    def split(self, count: int) -> list[ReceivedAttention]:
+    def unstack(self, count: int) -> list[ReceivedAttention]:
         states = [ReceivedAttention(self.batch) for _ in range(count)]
         for number, state in enumerate(states):
-            state.sums = None if self.sums is None else apart(self.sums, number, count)
+            state.sums = None if self.sums is None else heads_of_layer(self.sums, number, count)
             state._full_at = self._full_at
         return states
 
@@ -101,7 +101,7 @@ class H2O(EvictionPolicy, name="h2o"):
     source = f"{PAPER}, section 4"
     observes_entries = True
     observes_free_slots = True
-    treats_heads_alone = True
+    per_head = True
     default_protect = "half"
     presets = {
         "paper": Preset({}, f"{PAPER}, Algorithm 1", prefix=0, protect="half", every=1),

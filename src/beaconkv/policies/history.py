@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import CacheView, Rope, Rows, device_index, lasting_rows, lasting_zeros
-from .base import LayerState, apart, beside, require_int
+from ..types import CacheView, Rope, Rows, device_index, persistent_rows, persistent_zeros
+from .base import LayerState, concat_heads, heads_of_layer, require_int
 from .observation import ObservationPolicy
 from .query_buffer import QueryBuffer
 from .retention import EverySlot
@@ -120,7 +120,7 @@ class History(LayerState):
         if slots <= held:
             return
         slots = max(slots, self.rule.limit or -(-slots // GROWTH) * GROWTH)
-        new = lasting_zeros(like, len(self.num_past), like.shape[1], slots, like.shape[3], dtype=self.dtype)
+        new = persistent_zeros(like, len(self.num_past), like.shape[1], slots, like.shape[3], dtype=self.dtype)
         if held:
             new[:, :, :held] = self.past
         self.past = new
@@ -143,26 +143,26 @@ class History(LayerState):
         self.window.select_rows(index, numbers)
         self.num_past = [self.num_past[row] for row in numbers]
         if self.past is not None:
-            self.past = lasting_rows(self.past, index)
+            self.past = persistent_rows(self.past, index)
 
     @classmethod
-    def join(cls, states: Sequence[History]) -> History | None:
+    def stack(cls, states: Sequence[History]) -> History | None:
         if cls is not History:
             return None  # what a subclass adds is not known here
         first = states[0]
         if first.rule.limit is None:
             return None  # the whole history of all layers at once would be looked through: too much at a time
-        first.window = QueryBuffer.join([state.window for state in states])
+        first.window = QueryBuffer.stack([state.window for state in states])
         if first.past is not None:
-            first.past = beside([state.past for state in states])
+            first.past = concat_heads([state.past for state in states])
         return first
 
-    def split(self, count: int) -> list[History]:
+    def unstack(self, count: int) -> list[History]:
         states = []
-        for number, window in enumerate(self.window.split(count)):
+        for number, window in enumerate(self.window.unstack(count)):
             own = copy(self)
             own.window, own.num_past = window, list(self.num_past)
-            own.past = None if self.past is None else apart(self.past, number, count)
+            own.past = None if self.past is None else heads_of_layer(self.past, number, count)
             states.append(own)
         return states
 
@@ -178,7 +178,7 @@ class HistoryPolicy(ObservationPolicy):
     Scored and pooled as BeaconKV does.
     """
 
-    treats_heads_alone = True
+    per_head = True
 
     n_beacon: int = 16
 

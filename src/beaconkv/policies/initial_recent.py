@@ -14,7 +14,7 @@ class InitialRecent(HistoryPolicy, name="initial_recent"):
     """The first 16 queries of the text, turned to now, and the last 16; scored as BeaconKV."""
 
     source = f"{PAPER}, Table 3"
-    treats_heads_alone = True
+    per_head = True
 
     def new_state(self, batch: int) -> History:
         return History(batch, self.n_recent, self.n_beacon, FirstSlots(self.n_beacon))

@@ -38,7 +38,7 @@ class ObservationPolicy(EvictionPolicy):
             over the head's entries: both sum to 1. (R-KV itself does not divide.)
     """
 
-    treats_heads_alone: ClassVar[bool] = True
+    per_head: ClassVar[bool] = True
     group_pools: ClassVar[tuple[str, ...]] = ops.POOLS
     normalises_importance: ClassVar[bool] = True
 

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import CacheView, Rope, Rows, group_rows, lasting_copy, lasting_rows, lasting_zeros
-from .base import LayerState, apart, beside
+from ..types import CacheView, Rope, Rows, group_rows, persistent_copy, persistent_rows, persistent_zeros
+from .base import LayerState, concat_heads, heads_of_layer
 
 
 class QueryBuffer(LayerState):
@@ -98,10 +98,10 @@ class QueryBuffer(LayerState):
 
     def _allocate(self, queries: Tensor, rope: Rope) -> None:
         batch, (_, heads, _, dim) = len(self.num_recent), queries.shape
-        self.recent = lasting_zeros(queries, batch, heads, self.n_recent, dim)
+        self.recent = persistent_zeros(queries, batch, heads, self.n_recent, dim)
         if self.n_beacon:
-            self.history = lasting_zeros(queries, batch, heads, self.n_beacon + self.n_recent, dim)
-        cos, sin = (lasting_zeros(t, batch, self.n_recent, t.shape[-1]) for t in (rope.cos, rope.sin))
+            self.history = persistent_zeros(queries, batch, heads, self.n_beacon + self.n_recent, dim)
+        cos, sin = (persistent_zeros(t, batch, self.n_recent, t.shape[-1]) for t in (rope.cos, rope.sin))
         self.rope = Rope(cos, sin, rope.apply)
 
     def _append_step(self, queries: Tensor, rope: Rope) -> None:
@@ -238,32 +238,32 @@ class QueryBuffer(LayerState):
         self.num_history = [self.num_history[row] for row in numbers]
         if self.recent is None:
             return
-        self.recent = lasting_rows(self.recent, index)
+        self.recent = persistent_rows(self.recent, index)
         if self.history is not None:
-            self.history = lasting_rows(self.history, index)
-        self.rope = Rope(lasting_rows(self.rope.cos, index), lasting_rows(self.rope.sin, index), self.rope.apply)
+            self.history = persistent_rows(self.history, index)
+        self.rope = Rope(persistent_rows(self.rope.cos, index), persistent_rows(self.rope.sin, index), self.rope.apply)
 
     @classmethod
-    def join(cls, states: Sequence[QueryBuffer]) -> QueryBuffer | None:
+    def stack(cls, states: Sequence[QueryBuffer]) -> QueryBuffer | None:
         if cls is not QueryBuffer:
             return None  # what a subclass adds is not known here
         first = states[0]
         if first.recent is not None:
-            first.recent = beside([state.recent for state in states])
+            first.recent = concat_heads([state.recent for state in states])
             if first.history is not None:
-                first.history = beside([state.history for state in states])
+                first.history = concat_heads([state.history for state in states])
         return first
 
-    def split(self, count: int) -> list[QueryBuffer]:
+    def unstack(self, count: int) -> list[QueryBuffer]:
         states = []
         for number in range(count):
             own = copy(self)
             own.num_recent, own.num_fresh = list(self.num_recent), list(self.num_fresh)
             own.num_history = list(self.num_history)
             if self.recent is not None:
-                own.recent = apart(self.recent, number, count)
-                own.rope = Rope(lasting_copy(self.rope.cos), lasting_copy(self.rope.sin), self.rope.apply)
-                own.history = None if self.history is None else apart(self.history, number, count)
+                own.recent = heads_of_layer(self.recent, number, count)
+                own.rope = Rope(persistent_copy(self.rope.cos), persistent_copy(self.rope.sin), self.rope.apply)
+                own.history = None if self.history is None else heads_of_layer(self.history, number, count)
             states.append(own)
         return states
 

@@ -21,7 +21,7 @@ class RandomHistory(HistoryPolicy, name="random_history"):
     """
 
     source = f"{PAPER}, Figure 6"
-    treats_heads_alone = True
+    per_head = True
 
     seed: int = 0
 

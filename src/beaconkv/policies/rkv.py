@@ -29,7 +29,7 @@ class RKV(ObservationPolicy, name="rkv"):
     """
 
     source = PAPER
-    treats_heads_alone = True
+    per_head = True
     default_protect = 8
     group_pools: ClassVar[tuple[str, ...]] = (*ops.POOLS, "logits")
     normalises_importance: ClassVar[bool] = False

@@ -20,7 +20,7 @@ class StreamingLLM(EvictionPolicy, name="streaming_llm"):
     """
 
     source = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453, section 3"
-    treats_heads_alone = True
+    per_head = True
     presets = {
         "paper": Preset({}, source, prefix=4, every=1, note="evicts at every step; the last budget - 4 entries stay"),
     }

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-NEVER = 2**31 - 1
+NOT_DROPPED = 2**31 - 1
 WORDS = [
     "So",
     " the",
@@ -78,9 +78,9 @@ def look(rng, is_global, targets):
 def policy(rng, number, covered, length, heads, layers, num_kv_heads):
     """Evicts whatever comes to mind, every 16 tokens."""
     steps = np.arange(length // 4, length - 1, 16, dtype="i4")
-    dropped = np.full((layers, num_kv_heads, length), NEVER, "i4")
+    dropped = np.full((layers, num_kv_heads, length), NOT_DROPPED, "i4")
     for step in steps:
-        alive = (dropped == NEVER) & (np.arange(length) <= step)
+        alive = (dropped == NOT_DROPPED) & (np.arange(length) <= step)
         dropped[alive & (rng.random(dropped.shape) < 0.2 + 0.1 * number)] = step
     coverage = rng.uniform(0.2, 1, (heads, length)).astype("f4")
     coverage[:, : length // 4 + 1] = np.nan

@@ -122,7 +122,7 @@ CHECK = """
 import json, os, sys
 from vllm.engine.arg_utils import EngineArgs
 from beaconkv.integrations.vllm.settings import ServingSettings
-from beaconkv.integrations.vllm.support import require_supported_config, settings_of
+from beaconkv.integrations.vllm.server_checks import require_supported_config, settings_of
 model, cases = json.load(sys.stdin)
 messages = []
 for engine, settings in cases:
@@ -165,7 +165,7 @@ def test_features_that_do_not_go_together_are_refused_by_name(tmp_path):
 def test_releases(monkeypatch):
     import vllm
 
-    from beaconkv.integrations.vllm.support import require_supported_release
+    from beaconkv.integrations.vllm.server_checks import require_supported_release
 
     for version, fits in (("0.32.0", True), ("0.32.1+cpu", True), ("0.31.9", False), ("0.33.0rc1", False)):
         monkeypatch.setattr(vllm, "__version__", version)

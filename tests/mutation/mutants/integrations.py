@@ -87,7 +87,7 @@ MUTANTS = [
     seen("a text of the same length continues", "if length <= columns:", "if length < columns:"),
     seen("a text is not compared", "if differs.any():", "if False:"),
     seen("padding is compared", "differs[:, :known] &= self._real[:, :known]", "pass"),
-    seen("moved rows keep the texts of others", "lasting_rows(block, index.to(block.device))", "block"),
+    seen("moved rows keep the texts of others", "persistent_rows(block, index.to(block.device))", "block"),
     seen("ids of steps are not written", "select(1, BLOCK - free).copy_(ids[:, 0])", "select(1, BLOCK - free)"),
     seen("the last position may come again", "new <= last:", "new < last:"),
     seen("positions of padding count", "int(reduce(own[kept], 0)) if kept.any()", "int(reduce(own, 0)) if kept.any()"),

@@ -35,13 +35,13 @@ MUTANTS = [
         "tensor.chunk(count, dim=1)[number]",
         "tensor.chunk(count, dim=1)[0]",
     ),
-    base("a promise is inherited with other methods", "cls.treats_heads_alone = False", "pass"),
+    base("a promise is inherited with other methods", "cls.per_head = False", "pass"),
     h2o(
         "the first rows' sums, not those named",
         "self.sums[rows.index, :, :size] += received",
         "self.sums[: len(rows), :, :size] += received",
     ),
-    h2o("sums stay when rows move", "self.sums = lasting_rows(self.sums, index)", "pass"),
+    h2o("sums stay when rows move", "self.sums = persistent_rows(self.sums, index)", "pass"),
     h2o("a new number of rows is not noted", "self.batch = len(numbers)", "pass"),
     h2o("the largest of the heads, not the sum", "weights.sum(dim=(2, 3))", "weights.amax(dim=2).sum(dim=2)"),
     h2o("queries of a chunk are one step older", "device=part.device) - 1", "device=part.device)"),
@@ -106,11 +106,12 @@ MUTANTS = [
         "rope.steps(start, stop)), rows, reduce=True)",
         "rope.steps(0, stop - start)), rows, reduce=True)",
     ),
-    buffer("recent queries stay when rows move", "self.recent = lasting_rows(self.recent, index)", "pass"),
-    buffer("history stays when rows move", "self.history = lasting_rows(self.history, index)", "pass"),
+    buffer("recent queries stay when rows move", "self.recent = persistent_rows(self.recent, index)", "pass"),
+    buffer("history stays when rows move", "self.history = persistent_rows(self.history, index)", "pass"),
     buffer(
         "cos and sin stay when rows move",
-        "self.rope = Rope(lasting_rows(self.rope.cos, index), lasting_rows(self.rope.sin, index), self.rope.apply)",
+        "self.rope = Rope(persistent_rows(self.rope.cos, index), persistent_rows(self.rope.sin, index), "
+        "self.rope.apply)",
         "pass",
     ),
     buffer(
@@ -135,11 +136,11 @@ MUTANTS = [
     ),
     buffer(
         "layers that part share their cos and sin",
-        "own.rope = Rope(lasting_copy(self.rope.cos), lasting_copy(self.rope.sin), self.rope.apply)",
+        "own.rope = Rope(persistent_copy(self.rope.cos), persistent_copy(self.rope.sin), self.rope.apply)",
         "pass",
     ),
     buffer("layers that part share the length of the history", "own.num_history = list(self.num_history)", "pass"),
-    history("past queries stay when rows move", "self.past = lasting_rows(self.past, index)", "pass"),
+    history("past queries stay when rows move", "self.past = persistent_rows(self.past, index)", "pass"),
     history(
         "the number of past queries stays when rows move",
         "self.num_past = [self.num_past[row] for row in numbers]",

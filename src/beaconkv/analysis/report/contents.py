@@ -10,7 +10,7 @@ import numpy as np
 
 from .arrays import array, encode, field, integer, require, string, strings
 
-NEVER = 2**31 - 1
+NOT_DROPPED = 2**31 - 1
 """In ``dropped``: the entry was still held at the end."""
 
 

@@ -2,7 +2,7 @@
 
 from .cache import BoundedCache
 from .compiled import CompiledDecoder
+from .model_checks import cache_argument
 from .side_by_side import SideBySide
-from .support import cache_argument
 
 __all__ = ["BoundedCache", "CompiledDecoder", "SideBySide", "cache_argument"]

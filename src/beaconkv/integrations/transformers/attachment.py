@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from ...types import Rope, RotaryFn
 from .attention import CALL_KWARG, kernel_of, register, wrapped_name
 from .generation import check_generation
+from .model_checks import attention_modules, require_uncompiled
 from .rotation import verified_rotary
-from .support import attention_modules, require_uncompiled
 
 _LOCK = threading.RLock()  # re-entrant: the garbage collector may release a cache while another is attached
 _ATTACHMENTS: weakref.WeakKeyDictionary[nn.Module, Attachment] = weakref.WeakKeyDictionary()

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...cache import AttentionInputs
-from .support import KERNELS, model_file
+from .model_checks import KERNELS, model_file
 
 PREFIX = "beaconkv_"
 CALL_KWARG = "beaconkv_call"

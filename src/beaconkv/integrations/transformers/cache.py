@@ -20,8 +20,7 @@ from .call import LayerCall
 from .continuation import PassInput, SeenColumns
 from .generation import ContinuedCache
 from .host_layer import NO_ROLLBACK, BoundedCacheLayer
-from .reading import HostCut
-from .support import (
+from .model_checks import (
     attention_modules,
     host_layers,
     likeness,
@@ -29,6 +28,7 @@ from .support import (
     require_uncompiled,
     warn_of_dropped_cache,
 )
+from .reading import HostCut
 
 
 class BoundedCache(Cache, AnnouncedCache, ContinuedCache):

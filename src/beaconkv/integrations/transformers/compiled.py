@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ...cache import AttentionInputs, LayerStack
-from ...types import Rope, lasting_zeros
+from ...types import Rope, persistent_zeros
 from .attachment import AnnouncedStep
 from .attention import CALL_KWARG, kernel_of, run_step
 from .cache import BoundedCache
-from .support import cache_argument, require_uncompiled
+from .model_checks import cache_argument, require_uncompiled
 
 
 class CompiledDecoder:
@@ -113,7 +113,7 @@ class CompiledDecoder:
             return
         self._prepared = now
         self._ids, self._positions = (
-            lasting_zeros(stacks[0].whole.slab.keys, batch, 1, dtype=torch.int64) for _ in range(2)
+            persistent_zeros(stacks[0].whole.slab.keys, batch, 1, dtype=torch.int64) for _ in range(2)
         )
         self._steps = [_StackStep(stack) for stack in stacks]
         owner = {layer.index: (step, i) for step in self._steps for i, layer in enumerate(step.stack.layers)}
@@ -154,13 +154,13 @@ class _StackStep:
         self.heads = slab.keys.shape[1] // number
         self.order = torch.arange(size, device=slab.keys.device)
         self.rows = torch.arange(batch, device=slab.keys.device)
-        self.slots = lasting_zeros(slab.keys, batch, dtype=torch.int64)
-        self.mask = lasting_zeros(slab.keys, batch, 1, 1, size, dtype=torch.bool)
+        self.slots = persistent_zeros(slab.keys, batch, dtype=torch.int64)
+        self.mask = persistent_zeros(slab.keys, batch, 1, 1, size, dtype=torch.bool)
         form = stack.form
         self.apply = form.apply
-        self.queries = lasting_zeros(slab.keys, batch, number * form.heads, 1, form.dim, dtype=form.dtype)
+        self.queries = persistent_zeros(slab.keys, batch, number * form.heads, 1, form.dim, dtype=form.dtype)
         self.cos, self.sin = (
-            lasting_zeros(slab.keys, batch, 1, form.rotary_dim, dtype=form.rotary_dtype) for _ in range(2)
+            persistent_zeros(slab.keys, batch, 1, form.rotary_dim, dtype=form.rotary_dtype) for _ in range(2)
         )
         for tensor in (self.keys, self.values, self.mask, self.slots, self.queries, self.cos, self.sin):
             torch._dynamo.mark_static_address(tensor)

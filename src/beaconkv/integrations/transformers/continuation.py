@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...types import lasting_copy, lasting_rows, lasting_zeros
+from ...types import persistent_copy, persistent_rows, persistent_zeros
 
 CURE = "make a new cache or reset() this one"
 BLOCK = 1024
@@ -179,13 +179,13 @@ class SeenColumns:
         free = sum(block.shape[1] for block in self._blocks) - self._num
         if ids.shape[1] == 1 and self._num:
             if free == 0:
-                self._blocks.append(lasting_zeros(ids, ids.shape[0], BLOCK, dtype=torch.int64))
+                self._blocks.append(persistent_zeros(ids, ids.shape[0], BLOCK, dtype=torch.int64))
                 free = BLOCK
             self._blocks[-1].select(1, BLOCK - free).copy_(ids[:, 0])
         else:
             if free:
-                self._blocks[-1] = lasting_copy(self._blocks[-1][:, : BLOCK - free])
-            self._blocks.append(lasting_copy(ids.long()))
+                self._blocks[-1] = persistent_copy(self._blocks[-1][:, : BLOCK - free])
+            self._blocks.append(persistent_copy(ids.long()))
         self._num += ids.shape[1]
 
     def require_text(self, ids: Tensor | None, length: int, columns: int) -> None:
@@ -225,7 +225,7 @@ class SeenColumns:
     def select_rows(self, index: Tensor) -> None:
         """Row i becomes what row ``index[i]`` was. index: (B_new,) int64."""
         if self._blocks:
-            self._blocks = [lasting_rows(block, index.to(block.device)) for block in self._blocks]
+            self._blocks = [persistent_rows(block, index.to(block.device)) for block in self._blocks]
         if self._real is not None or self._last is not None:
             if self._real is not None and _alike(self._real, self._last):
                 numbers = [0] * index.shape[0]  # so that no step of beam search waits for the device

@@ -27,10 +27,10 @@ from ...cache import Run
 from ...types import device_index
 from .entries import Views, slots_of
 from .layout import Write
-from .ledger import Ledger
+from .registry import RequestRegistry
 from .requests import BoundedAttention, LayerGroup, RequestCache, is_step
+from .server_checks import require_our_worker, settings_of
 from .spec import BoundedSpec
-from .support import require_our_worker, settings_of
 
 
 def staged(tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class StepWork:
     """What is to be done in each layer after its attention.
 
     Attributes:
@@ -102,13 +102,13 @@ class BoundedImpl:
 
     Attributes:
         bounded: what is known of the layer, once the model is loaded; None: it is not bounded.
-        ledger: of the worker.
+        registry: of the worker.
         number: of the layer within its group.
         probe: while it is a list, queries are put there instead of being attended to.
     """
 
     bounded: BoundedAttention | None = None
-    ledger: Ledger | None = None
+    registry: RequestRegistry | None = None
     number: int = 0
     probe: list[Tensor] | None = None
 
@@ -128,7 +128,7 @@ class BoundedImpl:
             self.probe.append(query.detach().clone())
             return output.zero_()
         result = super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        plan: StepPlan | None = getattr(attn_metadata, "bounded", None)
+        plan: StepWork | None = getattr(attn_metadata, "bounded", None)
         if plan is not None:
             plan.after(self, layer, (query, key, value, output), kv_cache)
         return result
@@ -151,7 +151,7 @@ class BoundedBuilder(ABC):
             self._open(kv_cache_spec, layer_names, vllm_config, device)
         elif settings_of(vllm_config) is not None:
             for layer in get_layers_from_vllm_config(vllm_config, Attention, layer_names).values():
-                require_our_worker(layer.impl.ledger)
+                require_our_worker(layer.impl.registry)
 
     def _open(self, spec: BoundedSpec, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
@@ -159,9 +159,9 @@ class BoundedBuilder(ABC):
         for number, impl in enumerate(impls):
             impl.number = number
         scheduler = vllm_config.scheduler_config
-        self.ledger: Ledger = impls[0].ledger
+        self.registry: RequestRegistry = impls[0].registry
         self.group = LayerGroup(
-            self.ledger.settings.method,
+            self.registry.settings.method,
             spec.schedule,
             spec.piece,
             [impl.bounded for impl in impls],
@@ -170,7 +170,7 @@ class BoundedBuilder(ABC):
             vllm_config.model_config.dtype,
             device,
         )
-        self.ledger.add(self.group, spec)
+        self.registry.add(self.group, spec)
         self._slot_size = spec.block_size
         tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         with torch.inference_mode(False):
@@ -198,7 +198,7 @@ class BoundedBuilder(ABC):
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False):
         if self.group is None:
             return super().build(common_prefix_len, common_attn_metadata, fast_build)
-        names = self.ledger.rows(common_attn_metadata)
+        names = self.registry.rows(common_attn_metadata)
         if names is None:
             return self._build_idle(common_attn_metadata, fast_build)
         starts = common_attn_metadata.query_start_loc_cpu.tolist()
@@ -227,7 +227,7 @@ class BoundedBuilder(ABC):
         metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
         if stretches:
             indices = [device_index(numbers, self.device) for numbers in (tokens, rows, columns)]
-            metadata.bounded = StepPlan(self.group, *indices, stretches)
+            metadata.bounded = StepWork(self.group, *indices, stretches)
         else:
             metadata.bounded = self._plan_steps(rows, columns, count)
         return metadata
@@ -257,12 +257,12 @@ class BoundedBuilder(ABC):
             _num_computed_tokens_cache=None,
         )
 
-    def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepPlan:
+    def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepWork:
         """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
         spare = count - len(rows)
         for buffer, numbers, rest in ((self._rows, rows, self.group.spare_row), (self._columns, columns, 0)):
             buffer[:count].copy_(staged(torch.tensor(numbers + [rest] * spare)), non_blocking=True)
-        return StepPlan(self.group, None, self._rows[:count], self._columns[:count], [])
+        return StepWork(self.group, None, self._rows[:count], self._columns[:count], [])
 
     def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:
         """A step without requests: a trial run, or the capture of a graph."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.attention import selector
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-from .support import require_supported_release
+from .server_checks import require_supported_release
 
 BACKENDS = {
     "CPU_ATTN": "beaconkv.integrations.vllm.cpu.BoundedCPUBackend",

@@ -123,7 +123,7 @@ class LayerGroup:
         """A row of the window that belongs to no request: where queries go that nobody asked for."""
         same_rope = all(layer.rope is first.rope for layer in layers)
         kinds = {(layer.params.scaling, layer.params.softcap, layer.params.sinks is None) for layer in layers}
-        self.joins = policy.treats_heads_alone and same_rope and len(kinds) == 1
+        self.joins = policy.per_head and same_rope and len(kinds) == 1
         sinks = None if first.params.sinks is None else torch.cat([layer.params.sinks for layer in layers])
         self._joint = AttentionParams(first.params.scaling, first.params.softcap, sinks)
 
@@ -273,7 +273,7 @@ class LayerGroup:
         """All layers are seen together from now on, if nothing stands against it."""
         if len(request.states) < len(self.layers) or not self.joins or len(self.layers) == 1:
             return
-        joint = type(request.states[0]).join(request.states)
+        joint = type(request.states[0]).stack(request.states)
         if joint is not None:
             request.states = [joint]
             request.held = [None if request.held[0] is None else torch.cat(request.held)]
@@ -283,7 +283,7 @@ class LayerGroup:
         count = len(self.layers)
         if len(request.states) < count:
             held = request.held[0]
-            request.states = request.states[0].split(count)
+            request.states = request.states[0].unstack(count)
             request.held = [None] * count if held is None else list(held.chunk(count))
 
     def state_bytes(self) -> int:

@@ -21,14 +21,14 @@ from ...cache import state_bytes
 from ...types import AttentionParams
 from .backend import BoundedImpl, store_of
 from .layout import require_readable
-from .ledger import Ledger
-from .metrics import Reporter
+from .prometheus import Reporter
 from .registration import BACKENDS, register_backends
+from .registry import RequestRegistry
 from .requests import WINDOW, BoundedAttention
 from .rotary import LayerRope, attention_parents, layer_rope
+from .server_checks import require_supported_config, settings_of
 from .spec import BoundedSpec, bounded
-from .statistics import RequestStats
-from .support import require_supported_config, settings_of
+from .stats import RequestStats
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -43,7 +43,7 @@ class BoundedWorker(Worker):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         self.bounded_settings = settings_of(vllm_config)
-        self.ledger: Ledger | None = None
+        self.registry: RequestRegistry | None = None
         if self.bounded_settings is not None:
             require_supported_config(vllm_config, self.bounded_settings)
             register_backends()
@@ -55,15 +55,15 @@ class BoundedWorker(Worker):
         super().load_model(*args, **kwargs)
         if self.bounded_settings is None:
             return
-        self.ledger = Ledger(self.bounded_settings, lambda: self.model_runner)
-        self.reporter = Reporter(self.ledger, self.vllm_config.parallel_config.tensor_parallel_size, self.rank)
+        self.registry = RequestRegistry(self.bounded_settings, lambda: self.model_runner)
+        self.reporter = Reporter(self.registry, self.vllm_config.parallel_config.tensor_parallel_size, self.rank)
         layers = {
             name: layer
             for name, layer in get_layers_from_vllm_config(self.vllm_config, Attention).items()
             if name in self._bounded_specs()
         }
         for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values():
-            layer.impl.ledger = self.ledger  # those that are not bounded too: they are in good hands
+            layer.impl.registry = self.registry  # those that are not bounded too: they are in good hands
         self._bind(layers)
         logger.info("Bounded cache in %d layers: %s", len(layers), self.bounded_settings.describe())
 
@@ -152,12 +152,12 @@ class BoundedWorker(Worker):
         super().initialize_from_config(kv_cache_config)
         if self.bounded_settings is None:
             return
-        served = {name for group in self.ledger.groups for name in (layer.name for layer in group.layers)}
+        served = {name for group in self.registry.groups for name in (layer.name for layer in group.layers)}
         if missing := sorted(set(self._bounded_specs()) - served):
             raise RuntimeError(f"vLLM gave the layer {missing[0]} a cache without bounds: this is not supported")
         layers = get_layers_from_vllm_config(self.vllm_config, Attention)
         with torch.inference_mode():
-            for group, spec in zip(self.ledger.groups, self.ledger.specs, strict=True):
+            for group, spec in zip(self.registry.groups, self.registry.specs, strict=True):
                 for name in (layer.name for layer in group.layers):
                     layer, shape = layers[name], (spec.num_kv_heads, spec.block_size, 2 * spec.head_size)
                     # The first block belongs to no request.
@@ -178,13 +178,13 @@ class BoundedWorker(Worker):
         return total
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        if self.ledger is None:
+        if self.registry is None:
             return super().execute_model(scheduler_output)
-        self.ledger.begin_step(scheduler_output)
+        self.registry.begin_step(scheduler_output)
         try:
             return super().execute_model(scheduler_output)
         finally:
-            self.ledger.end_step()
+            self.registry.end_step()
             self.reporter.report()
 
     def bounded_stats(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ class BoundedWorker(Worker):
             :class:`ServerStats` as a dict; "state_bytes", what is remembered beside the blocks on this rank; and under
             "finished" a :class:`RequestStats` of each request that ended since the last call.
         """
-        if self.ledger is None:
+        if self.registry is None:
             raise RuntimeError("this worker has no bounded cache: no settings were given")
-        finished: list[RequestStats] = self.ledger.take_finished()
-        now = {"state_bytes": self.ledger.state_bytes(), "finished": [stats.to_dict() for stats in finished]}
-        return self.ledger.stats().to_dict() | now
+        finished: list[RequestStats] = self.registry.take_finished()
+        now = {"state_bytes": self.registry.state_bytes(), "finished": [stats.to_dict() for stats in finished]}
+        return self.registry.stats().to_dict() | now

@@ -1,6 +1,6 @@
 // The recorded run, decoded, and the few questions that every view asks of it.
 
-const NEVER = 2147483647;
+const NOT_DROPPED = 2147483647;
 const DTYPES = { f4: Float32Array, i4: Int32Array, u1: Uint8Array };
 
 /** {dtype, shape, data: base64} -> typed array; little-endian, as all browsers are. */
@@ -30,9 +30,9 @@ const byId = (id) => document.getElementById(id);
 /** Values (T,) of head i in an array (n, T). */
 const ofHead = (array, i) => array.subarray(i * run.length, (i + 1) * run.length);
 
-/** (T,): after which position each entry of the KV head of head i is gone; all NEVER for the full cache (policy -1). */
+/** (T,): after which position each entry of the KV head of head i is gone; all NOT_DROPPED for the full cache (policy -1). */
 function droppedOf(policy, i) {
-  if (policy < 0) return new Int32Array(run.length).fill(NEVER);
+  if (policy < 0) return new Int32Array(run.length).fill(NOT_DROPPED);
   const { layer, kv_head } = run.heads[i];
   const row = run.layers.indexOf(layer) * run.num_kv_heads + kv_head;
   return ofHead(run.policies[policy].dropped, row);

@@ -9,13 +9,13 @@ from typing import Any
 from .requests import LayerGroup
 from .settings import ServingSettings
 from .spec import BoundedSpec
-from .statistics import RequestStats, ServerStats, request_stats
+from .stats import RequestStats, ServerStats, request_stats
 
 REMEMBERED = 4096
 """Requests that ended and were not asked for."""
 
 
-class Ledger:
+class RequestRegistry:
     """The requests of one worker.
 
     Args:

@@ -16,7 +16,7 @@ FLOORS = [
     {"policies"},
     {"cache"},
     {"integrations"},
-    {"models", "plan", "provenance", "evaluation", "analysis"},
+    {"models", "memory", "provenance", "evaluation", "analysis"},
     {"cli"},
 ]
 OUTSIDE = {

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from .cache import EvictionSchedule, can_join, row_bytes, state_bytes
+from .cache import EvictionSchedule, can_stack, row_bytes, state_bytes
 from .policies import EvictionPolicy
 
 GIB = 1 << 30
-NEVER = "never"
+NO_BREAK_EVEN = "never"
 FAR, FARTHER = 1 << 12, 1 << 13
 """Lengths between which the growth of a state is measured: multiples of the blocks it grows by."""
 
@@ -105,10 +105,12 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict, ready for JSON; the length that does not exist is "never"."""
-        return asdict(self) | {"break_even_length": NEVER if self.break_even_length is None else self.break_even_length}
+        return asdict(self) | {
+            "break_even_length": NO_BREAK_EVEN if self.break_even_length is None else self.break_even_length
+        }
 
 
-def make_plan(
+def plan_memory(
     shape: ModelShape,
     policy: EvictionPolicy,
     budget: int,
@@ -199,7 +201,7 @@ def _state_bytes(
     Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
     """
     layers = shape.full_layers
-    together = layers > 1 and policy.treats_heads_alone and can_join(policy)
+    together = layers > 1 and policy.per_head and can_stack(policy)
     beside = layers if together else 1
     heads, kv_heads = beside * shape.num_heads, beside * shape.kv_heads
     own = state_bytes(policy, schedule.budget, length, heads, kv_heads, shape.head_dim, dtype) + row_bytes()

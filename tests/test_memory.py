@@ -5,7 +5,7 @@ import torch
 from transformers import Gemma3TextConfig, Qwen3Config
 
 from beaconkv import BoundedCache, EvictionPolicy, make_policy, policies
-from beaconkv.plan import GIB, ModelShape, make_plan
+from beaconkv.memory import GIB, ModelShape, plan_memory
 from beaconkv.policies import LayerState
 from tests.tiny import greedy, prompt, tiny
 
@@ -16,7 +16,7 @@ QWEN3_4B = ModelShape(
 
 def test_the_papers_motivating_figure():
     """Qwen3-4B, 32K tokens, batch 16: about 77 GB of keys and values."""
-    plan = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=32768)
+    plan = plan_memory(QWEN3_4B, make_policy("beaconkv"), 2048, length=32768)
     assert plan.bytes_per_token == 147_456
     assert round(16 * plan.full_row / 1e9) == 77
     assert plan.full_row == 147_456 * 32768
@@ -54,7 +54,7 @@ def test_the_plan_is_what_a_cache_measures(policy):
         cache = BoundedCache(model, policy, budget)
         greedy(model, prompt(length), cache, new_tokens=text - length + 1)
         assert cache.stats.tokens_seen == text
-        plan = make_plan(shape, make_policy(policy), budget, length=text, dtype=torch.float32)
+        plan = plan_memory(shape, make_policy(policy), budget, length=text, dtype=torch.float32)
         assert plan.state_row == cache.stats.state_bytes, (length, text)
         assert plan.bounded_row == cache.stats.kv_bytes + cache.stats.state_bytes
 
@@ -65,7 +65,7 @@ def test_a_model_that_turns_half_of_its_dimensions(policy):
     model, budget = tiny("gpt-oss"), 64
     cache = BoundedCache(model, policy, budget)
     greedy(model, prompt(20), cache, new_tokens=91)
-    plan = make_plan(ModelShape.of_config(model.config), make_policy(policy), budget, length=110, dtype=torch.float32)
+    plan = plan_memory(ModelShape.of_config(model.config), make_policy(policy), budget, length=110, dtype=torch.float32)
     assert plan.bytes_per_token * budget == cache.stats.kv_bytes
     n_recent = getattr(make_policy(policy), "n_recent", 0)
     layers = plan.bytes_per_token // (2 * 4 * model.config.num_key_value_heads * model.config.head_dim)
@@ -74,7 +74,7 @@ def test_a_model_that_turns_half_of_its_dimensions(policy):
 
 
 def test_rows_fill_the_memory_and_no_more():
-    plan = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=32768, memory_gib=80, utilization=0.9)
+    plan = plan_memory(QWEN3_4B, make_policy("beaconkv"), 2048, length=32768, memory_gib=80, utilization=0.9)
     room = int(80 * GIB * 0.9) - plan.weight_bytes
     for rows, each in ((plan.batch_full, plan.full_row), (plan.batch_bounded, plan.bounded_row)):
         assert rows * each <= room < (rows + 1) * each
@@ -95,10 +95,10 @@ MANY_KV_HEADS = replace(QWEN3_4B, kv_heads=32)
 )
 def test_break_even_length(shape, policy, budget):
     policy = make_policy(policy)
-    at = make_plan(shape, policy, budget).break_even_length
+    at = plan_memory(shape, policy, budget).break_even_length
 
     def saves(length):
-        plan = make_plan(shape, policy, budget, length=length)
+        plan = plan_memory(shape, policy, budget, length=length)
         return plan.full_row > plan.bounded_row
 
     assert all(saves(length) for length in (at, at + 1, at + 255, at + 256, at + 257, at + 1000, 4 * at))
@@ -107,16 +107,16 @@ def test_break_even_length(shape, policy, budget):
 
 def test_a_state_that_grows_as_fast_as_the_cache_never_breaks_even():
     """Qwen3-4B: 32 query heads remember all queries, 8 KV heads would hold keys and values."""
-    plan = make_plan(QWEN3_4B, make_policy("kmeans_centroid"), 2048)
+    plan = plan_memory(QWEN3_4B, make_policy("kmeans_centroid"), 2048)
     assert plan.state_per_token == 36 * 32 * 128 * 2 > plan.bytes_per_token
     assert plan.state_row > 9 * GIB
     assert plan.bounded_row > plan.full_row
     assert plan.break_even_length is None
     assert plan.to_dict()["break_even_length"] == "never"
     assert plan.batch_bounded < plan.batch_full
-    fixed = make_plan(QWEN3_4B, make_policy("beaconkv"), 2048)
+    fixed = plan_memory(QWEN3_4B, make_policy("beaconkv"), 2048)
     assert fixed.state_per_token == 0
-    assert fixed.state_row == make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, length=131072).state_row
+    assert fixed.state_row == plan_memory(QWEN3_4B, make_policy("beaconkv"), 2048, length=131072).state_row
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Diary(EvictionPolicy):
 
 
 def test_the_state_of_a_policy_of_ones_own_is_measured_too():
-    at = {length: make_plan(QWEN3_4B, Diary(), 2048, length=length) for length in (1000, 30000)}
+    at = {length: plan_memory(QWEN3_4B, Diary(), 2048, length=length) for length in (1000, 30000)}
     assert at[30000].state_row - at[1000].state_row == 36 * 4 * 29000
     assert at[1000].state_per_token == 36 * 4
 
@@ -156,6 +156,6 @@ def test_the_state_of_a_policy_of_ones_own_is_measured_too():
 )
 def test_refusals(settings, message):
     with pytest.raises(ValueError, match=message):
-        make_plan(QWEN3_4B, make_policy("beaconkv"), 2048, **settings)
+        plan_memory(QWEN3_4B, make_policy("beaconkv"), 2048, **settings)
     with pytest.raises(ValueError, match="'full' never evicts"):
-        make_plan(QWEN3_4B, make_policy("full"), 2048)
+        plan_memory(QWEN3_4B, make_policy("full"), 2048)

@@ -87,7 +87,7 @@ def require_supported_config(config: Any, settings: ServingSettings) -> None:
         )
 
 
-def require_our_worker(ledger: Any) -> None:
+def require_our_worker(registry: Any) -> None:
     """Raise ``RuntimeError`` where settings are given, but the worker is vLLM's own."""
-    if ledger is None:
+    if registry is None:
         raise RuntimeError(f"settings of a bounded cache are given, but not its worker: add --worker-cls {WORKER}")

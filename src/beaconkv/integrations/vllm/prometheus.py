@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from prometheus_client import Counter, Gauge
 from vllm.logger import init_logger
 
-from .ledger import Ledger
-from .statistics import ServerStats
+from .registry import RequestRegistry
+from .stats import ServerStats
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -44,21 +44,21 @@ class Reporter:
     """Reports what a worker counts; of the workers of one model, the first does it for all.
 
     Args:
-        ledger: of the worker.
+        registry: of the worker.
         ranks: workers among which the heads are divided.
         rank: of the worker.
     """
 
-    def __init__(self, ledger: Ledger, ranks: int, rank: int) -> None:
-        self.ledger, self.ranks, self.speaks = ledger, ranks, rank % ranks == 0
+    def __init__(self, registry: RequestRegistry, ranks: int, rank: int) -> None:
+        self.registry, self.ranks, self.speaks = registry, ranks, rank % ranks == 0
         self._last = ServerStats(0, 0, 0, 0, 0, 0, 0)
         self._logged, self._logged_at = self._last, time.monotonic()
 
     def report(self) -> None:
         """After a step."""
-        if not self.speaks or not self.ledger.groups:
+        if not self.speaks or not self.registry.groups:
             return
-        stats, metrics = self.ledger.stats(), _metrics()
+        stats, metrics = self.registry.stats(), _metrics()
         for name in ("evictions", "entries_dropped", "tokens_seen"):
             getattr(metrics, name).inc(getattr(stats, name) - getattr(self._last, name))
         metrics.running_stored.set(stats.running_stored)
@@ -75,5 +75,5 @@ class Reporter:
                 stats.bytes_saved * self.ranks / 2**20,
                 stats.evictions - self._logged.evictions,
             )
-            metrics.state_bytes.set(self.ledger.state_bytes() * self.ranks)
+            metrics.state_bytes.set(self.registry.state_bytes() * self.ranks)
             self._logged, self._logged_at = stats, now
