@@ -23,6 +23,7 @@ reader = mutants_of("integrations/transformers/call.py", READING, COLUMNS)
 rotation = mutants_of("integrations/transformers/rotation.py", ROTATION)
 attachment = mutants_of("integrations/transformers/attachment.py", ATTACHMENT, CONTINUATION, SAVING)
 cache = mutants_of("integrations/transformers/cache.py", CONTINUATION, GENERATE, ATTACHMENT)
+passes = mutants_of("integrations/transformers/forward_pass.py", CONTINUATION, GENERATE, ATTACHMENT)
 
 MUTANTS = [
     requests("rows of the window are not given back", "self._free_rows.append(request.row)", "pass"),
@@ -121,8 +122,8 @@ MUTANTS = [
         "        with _LOCK:\n",
     ),
     cache("layers are not parted by rotation", "if len(alike) == 1 else", "if True else"),
-    cache("a pass that broke off is forgotten", "self._is_broken |= advanced or self.holds_padding", "pass"),
-    cache("a cache that is not used is not noticed", "if self._bounded[0].num_columns == columns:", "if False:"),
-    cache("all cos and sin are one", "if known.cos is rope.cos and known.sin is rope.sin:", "if True:"),
+    passes("a pass that broke off is forgotten", "self.is_broken |= advanced or has_host_layers", "pass"),
+    passes("a cache that is not used is not noticed", "if self.num_columns == columns:", "if False:"),
+    passes("all cos and sin are one", "if known.cos is rope.cos and known.sin is rope.sin:", "if True:"),
     host("any model may write", "if not self.is_announced:", "if False:"),
 ]

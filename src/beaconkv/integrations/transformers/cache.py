@@ -17,7 +17,8 @@ from ...policies import EvictionPolicy, parse_policy
 from ...types import EvictionEvent, Rope
 from .attachment import AnnouncedCache, attach
 from .call import LayerCall
-from .continuation import PassInput, SeenColumns
+from .continuation import PassInput
+from .forward_pass import ForwardPass
 from .generation import ContinuedCache
 from .host_layer import NO_ROLLBACK, BoundedCacheLayer
 from .model_checks import (
@@ -97,14 +98,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         super().__init__(layers=layers)
         self._bounded = [layers[index] for index in bounded]
         self._peak_kv_bytes = 0
-        self._padding: tuple[Tensor, Tensor] | None = None  # the last mask, on its device and on the host
-        self._columns = SeenColumns()
-        self._pass: tuple[PassInput | None, int] | None = None  # under way: its input, and the columns before it
-        self._ropes: list[Rope] = []  # of the pass under way: each pair of cos and sin once
-        self._moved: dict[tuple[int, torch.device], Rope] = {}  # those, on other devices
-        self.cut: HostCut | None = None
-        self._prompt_columns: int | None = None  # of the prompt that generate() is about to read
-        self._is_arranged = self._is_broken = False
+        self._pass = ForwardPass(self._bounded, self.layers)
+        self._is_arranged = False
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
 
@@ -155,16 +150,12 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundedCache:
         """An independent copy for the same model: the usual way to reuse a prompt."""
-        if not self.detach.alive:
-            raise RuntimeError("this BoundedCache was detached from its model; make a new one")
+        self._require_attached()
         copy = object.__new__(type(self))
         shared = [self.policy, self.schedule, *(host.layer.on_evict for host in self._bounded)]
         memo.update({id(copy): copy, **{id(thing): thing for thing in shared}})
-        own = ("_model", "_modules", "attachment", "detach", "_pass", "_ropes", "_moved")
+        own = ("_model", "_modules", "attachment", "detach")
         copy.__dict__.update({k: deepcopy(v, memo) for k, v in vars(self).items() if k not in own})
-        copy._pass, copy._ropes, copy._moved = None, [], {}
-        if copy._bounded[0].waiting is None:
-            copy.cut = None
         copy._attach(self._own_model(), [host.layer.index for host in copy._bounded])
         return copy
 
@@ -188,28 +179,11 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             ValueError: input that does not continue what the cache holds.
             RuntimeError: as :meth:`require_whole`.
         """
-        given, columns = PassInput.of_call(arguments), self._bounded[0].num_columns
-        if self.cut is not None and not (given is None or self.cut.expects(given.num_new, columns)):
-            self.cut = None  # that generate() broke off
-        self.require_whole()
-        layer = self._bounded[0].layer
-        if given is not None:
-            given.require_fit()
-            if arguments.get("labels") is not None:
-                self._warn_of_loss(given.num_new)
-            if self.cut is not None and columns < self.cut.columns:
-                self._columns.require_own_positions(given, columns, self._tokens_seen(given.rows))
-            if layer.is_allocated and self._bounded[0].waiting is None:
-                slab = layer.slab
-                self._columns.require_continues(given, columns, slab.num_seen, slab.num_seen_on_device)
-        self._pass = given, columns
-
-    def _tokens_seen(self, rows: int) -> list[int]:
-        """Per row, tokens so far, those that wait for the rest of their piece included."""
-        host = self._bounded[0]
-        seen = host.layer.slab.num_seen if host.layer.is_allocated else [0] * rows
-        waiting = [0] * len(seen) if host.waiting is None else host.waiting.counts
-        return [count + more for count, more in zip(seen, waiting, strict=True)]
+        self._require_attached()
+        given = PassInput.of_call(arguments)
+        self._pass.begin(given)
+        if given is not None and arguments.get("labels") is not None:
+            self._warn_of_loss(given.num_new)
 
     def end(self, broken: bool) -> None:
         """See :class:`AnnouncedCache`.
@@ -217,24 +191,15 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         Raises:
             RuntimeError: the model did not use the cache.
         """
-        (given, columns), self._pass = self._pass, None
-        self._ropes.clear()
-        self._moved.clear()
-        if broken:  # entries were stored, or may have been where layers do not count
-            advanced = any(host.num_columns != columns for host in self._bounded)
-            self._is_broken |= advanced or self.holds_padding
-        if broken or given is None:
-            return
-        if self._bounded[0].num_columns == columns:
+        if not self._pass.end(broken, self.holds_padding):
             raise RuntimeError(
                 f"{type(self._model()).__name__} did not use the BoundedCache it was given: use_cache=False, by "
                 "argument or from the model's config? Call it with use_cache=True"
             )
-        self._columns.take(given, columns)
 
     def note_compiled_step(self, ids: Tensor) -> None:
         """A compiled step has taken in ids (B, 1)."""
-        self._columns.take(PassInput(ids.shape[0], 1, ids, None, None), self._bounded[0].num_columns - 1)
+        self._pass.note_compiled_step(ids)
 
     def _warn_of_loss(self, tokens: int) -> None:
         budget = self.schedule.budget
@@ -248,18 +213,18 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def require_text(self, ids: Tensor | None, length: int, mask: Tensor | None) -> None:
         """See :class:`ContinuedCache`."""
-        columns = self._bounded[0].num_columns
-        if columns:
-            self.require_whole()
-        covered = length if mask is None else mask.shape[1]
-        if columns and covered <= length:  # else only the new tokens were passed
-            self._columns.require_text(ids, length, columns)
-        self._prompt_columns = max(covered, length)
+        if self._pass.num_columns:
+            self._require_attached()
+        self._pass.require_text(ids, length, mask)
 
     def expect_prompt(self, prefill_chunk: int | None) -> None:
         """See :class:`ContinuedCache`."""
-        known = prefill_chunk is not None and self._prompt_columns is not None
-        self.cut = HostCut(prefill_chunk, self._prompt_columns) if known else None
+        self._pass.expect_prompt(prefill_chunk)
+
+    @property
+    def cut(self) -> HostCut | None:
+        """How the host cuts the prompt that is being read; None where it does not."""
+        return self._pass.cut
 
     @property
     def _is_user_defined(self) -> bool:
@@ -268,13 +233,13 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     @_is_user_defined.setter
     def _is_user_defined(self, value: bool) -> None:
-        if self._prompt_columns is None:
+        if self._pass.prompt_columns is None:
             raise ValueError(
                 f"this BoundedCache was made for a {type(self._model()).__name__}, and generate() was called of "
                 "another model around it, which has not compared the text: make the cache with the model whose "
                 "generate() you call"
             )
-        self._prompt_columns = None
+        self._pass.prompt_columns = None
         self.__dict__["is_user_defined"] = value
 
     def call(self, index: int, rope: Rope) -> LayerCall:
@@ -283,25 +248,11 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             self._arrange()
         host = self.layers[index]
         host.is_announced = True
-        for known in self._ropes:
-            if known.cos is rope.cos and known.sin is rope.sin:
-                break
-        else:
-            known = Rope(rope.cos, rope.sin, rope.apply, len(self._ropes))
-            self._ropes.append(known)
-        if known.apply is not rope.apply:
-            known = Rope(known.cos, known.sin, rope.apply, known.table)
-        return LayerCall(host, known, self)
+        return LayerCall(host, self._pass.rope(rope), self)
 
     def rope_on(self, rope: Rope, device: torch.device) -> Rope:
         """The rope on a device, copied once a pass and not once a layer."""
-        if rope.cos.device == device:
-            return rope
-        key = rope.table, device
-        if key not in self._moved:
-            self._moved[key] = Rope(rope.cos.to(device), rope.sin.to(device), rope.apply, rope.table)
-        moved = self._moved[key]
-        return Rope(moved.cos, moved.sin, rope.apply, rope.table)
+        return self._pass.rope_on(rope, device)
 
     def note_peak(self, extra_bytes: int = 0) -> None:
         """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
@@ -322,26 +273,16 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         """By the one method that layers of all kinds have: linear ones know no other. index: (rows,) int64."""
         for layer in self.layers:
             layer.reorder_cache(index)
-        self._columns.select_rows(index)
+        self._pass.columns.select_rows(index)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row ``beam_idx[i]`` was. beam_idx: (rows,) int64."""
         super().reorder_cache(beam_idx)
-        self._columns.select_rows(beam_idx)
+        self._pass.columns.select_rows(beam_idx)
 
     def padding_on_host(self, padding: Tensor) -> Tensor:
-        """(rows, tokens) bool: the padding mask on the CPU, fetched once a forward pass and not once a layer.
-
-        Raises:
-            ValueError: a mask that is not two-dimensional.
-        """
-        if padding.ndim != 2:
-            raise ValueError(
-                f"a BoundedCache takes a 2-D attention mask (rows, tokens); got {padding.ndim}-D {tuple(padding.shape)}"
-            )
-        if self._padding is None or self._padding[0] is not padding:
-            self._padding = padding, padding.cpu()
-        return self._padding[1]
+        """(rows, tokens) bool: the padding mask on the CPU, fetched once a pass and not once a layer."""
+        return self._pass.padding_on_host(padding)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
         """What the host builds masks from; asked before the first layer, so a broken cache is noticed here.
@@ -353,16 +294,13 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         return super().get_mask_sizes(query_length, layer_idx)
 
     def require_whole(self) -> None:
-        """Raise ``RuntimeError`` if the cache was detached, or holds a part of a step."""
+        """Raise ``RuntimeError`` if the cache was detached, or holds a part of a pass."""
+        self._require_attached()
+        self._pass.require_whole()
+
+    def _require_attached(self) -> None:
         if not self.detach.alive:
             raise RuntimeError("this BoundedCache was detached from its model; make a new one")
-        columns = {layer.get_seq_length() for layer in self.layers if hasattr(layer, "get_seq_length")}
-        waits = self.cut is None and self._bounded[0].waiting is not None
-        if self._is_broken or len(columns) > 1 or waits or any(layer.is_pending for layer in self._bounded):
-            raise RuntimeError(
-                "a forward pass on this cache broke off between two layers or after them, or a model other than its "
-                "own was run with it; make a new cache or reset() it"
-            )
 
     def serves_model(self, model: nn.Module | None) -> bool:
         """Whether this is the model the cache was made for."""
@@ -376,10 +314,9 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
                 layer.reset()
             else:  # a sliding layer's own reset() forgets its length in some releases only
                 self.layers[index] = fresh[index]
-        self._padding, self._peak_kv_bytes, self.cut = None, 0, None
-        self._columns.reset()
-        self.attachment.forget(self)
-        self._is_broken = False
+        self._peak_kv_bytes = 0
+        self.attachment.forget(self)  # ends a pass that an interrupt left under way
+        self._pass.reset()
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Always raises ``RuntimeError``: an eviction cannot be taken back."""
