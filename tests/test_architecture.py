@@ -11,7 +11,7 @@ import beaconkv
 
 ROOT = Path(beaconkv.__file__).parent
 FLOORS = [
-    {"types"},
+    {"types", "schedule"},
     {"ops"},
     {"policies"},
     {"cache"},
@@ -21,6 +21,7 @@ FLOORS = [
 ]
 OUTSIDE = {
     "types": {"torch"},
+    "schedule": set(),
     "ops": {"torch", "triton"},
     "policies": {"torch"},
     "cache": {"torch"},

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import models
-    from .cache import CacheStats, EvictionSchedule
+    from .cache import CacheStats
     from .integrations.transformers import BoundedCache, CompiledDecoder
     from .policies import EvictionPolicy, PolicySpec, Preset, make_policy, parse_policy, policies
+    from .schedule import EvictionSchedule
     from .types import CacheView, EvictionEvent
 
 __version__ = "0.1.0"
@@ -35,7 +36,7 @@ _HOME = {
     "BoundedCache": ".integrations.transformers",
     "CompiledDecoder": ".integrations.transformers",
     "CacheStats": ".cache",
-    "EvictionSchedule": ".cache",
+    "EvictionSchedule": ".schedule",
     "EvictionPolicy": ".policies",
     "PolicySpec": ".policies",
     "Preset": ".policies",

@@ -1,9 +1,9 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
+from ..schedule import SCOPES, EvictionSchedule, staggered
 from .footprint import can_stack, row_bytes, state_bytes
 from .layer import AttentionInputs, BoundedLayer, pick_steps
 from .progress import Progress, Run, most_slots
-from .schedule import SCOPES, EvictionSchedule, staggered
 from .stack import LayerStack
 from .stats import CacheStats
 

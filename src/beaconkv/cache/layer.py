@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
+from ..schedule import EvictionSchedule
 from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
 from .progress import NO_EVICTION
-from .schedule import EvictionSchedule
 from .slab import EntrySlab
 
 

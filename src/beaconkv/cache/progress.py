@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .schedule import EvictionSchedule
+from ..schedule import EvictionSchedule
 
 NO_EVICTION = 1 << 62
 """Steps until an eviction that does not come."""

@@ -1,4 +1,4 @@
-"""What the commands share: consoles, units, settings given as name=value."""
+"""What the commands share: consoles, units, settings of a policy."""
 
 from __future__ import annotations
 
@@ -35,22 +35,16 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """["n_recent=4", "query_pool=mean"] -> {"n_recent": 4, "query_pool": "mean"}.
+def add_settings(policy: str, settings: list[str]) -> str:
+    """The spec of a policy with the settings of ``--set``, which come last and so win.
 
     Raises:
-        ValueError: an item without "=".
+        ValueError: a setting that is no ``setting=value``.
     """
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"policy settings are written name=value, got {pair!r}")
-        try:
-            settings[name] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[name] = value
-    return settings
+    from ..policies.spec import parse_settings
+
+    parse_settings(settings, "--set", "--set setting=value")
+    return ":".join([policy, *settings])
 
 
 def parse_count(text: str) -> int | str:

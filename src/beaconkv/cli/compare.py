@@ -82,15 +82,13 @@ def compare(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
-    from ..cache import EvictionSchedule
     from ..integrations.transformers import BoundedCache, cache_argument
     from ..policies import parse_policy
     from ..provenance import provenance
 
     names = ["full", *split(policies)]
     for name in names[1:]:  # refuse what cannot work before anything takes time
-        spec = parse_policy(name)
-        EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget))
+        parse_policy(name).schedule(budget)
     placed = placement(device, dtype)
     require_file(out)
     loaded = load_model(model, placed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from .common import messages, parse_count, parse_settings, print_json
+from .common import add_settings, messages, parse_count, print_json
 from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
 
 
@@ -24,7 +24,7 @@ def generate(
     prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
     protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
     prefill_chunk: int | None = typer.Option(None, help="Tokens of the prompt a layer takes in at a time."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
     max_new_tokens: int = typer.Option(1024, help="Most tokens to write."),
     temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
     top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
@@ -36,7 +36,6 @@ def generate(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of streaming."),
 ) -> None:
     """Let a model think in a cache of fixed size; streams the text and what the cache holds."""
-    from ..cache import EvictionSchedule
     from ..policies import parse_policy
 
     if prompt_file is not None:
@@ -49,20 +48,18 @@ def generate(
         raise ValueError(f"temperature must be >= 0, got {temperature}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top-p must be in (0, 1], got {top_p}")
-    spec = parse_policy(policy, **parse_settings(settings))
+    spec = parse_policy(add_settings(policy, settings))
     chosen = spec.policy
-    if budget is None and chosen.evicts and spec.resolve_budget() is None:
+    if budget is None and chosen.evicts and spec.budget is None:
         budget = 2048
-    budget = spec.resolve_budget(budget)
-    limits = spec.schedule_arguments(
-        budget,
+    limits = dict(
         budget_min=budget_min,
         scope=scope,
         prefix=None if prefix is None else parse_count(prefix),
         protect=None if protect is None else parse_count(protect),
         prefill_chunk=prefill_chunk,
     )
-    EvictionSchedule(budget, **limits)  # refuses what leaves no room before the model is loaded
+    spec.schedule(budget, **limits)  # refuses what leaves no room before the model is loaded
     loaded = load_model(model, placement(device, dtype))
 
     import torch
@@ -71,7 +68,7 @@ def generate(
     from ..provenance import provenance
     from .live import LiveText, status_line
 
-    cache = BoundedCache(loaded.model, chosen, budget, **limits)
+    cache = BoundedCache(loaded.model, spec.spec, budget, **limits)
     template = chat and loaded.tokenizer.chat_template is not None
     if template:
         message = [{"role": "user", "content": prompt}]
@@ -113,6 +110,5 @@ def generate(
     else:
         messages.print(f"[dim]{new_tokens} tokens, {new_tokens / seconds:.1f} tokens/s · {status_line(cache)}[/dim]")
     if chosen.evicts and cache.stats.evictions == 0:
-        messages.print(
-            f"[yellow]nothing was evicted: {cache.stats.tokens_seen} tokens fit the budget of {budget}[/yellow]"
-        )
+        tokens, limit = cache.stats.tokens_seen, cache.schedule.budget
+        messages.print(f"[yellow]nothing was evicted: {tokens} tokens fit the budget of {limit}[/yellow]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from .common import console, human_bytes, parse_settings, print_json, report
+from .common import add_settings, console, human_bytes, print_json, report
 
 
 def plan(
@@ -16,7 +16,7 @@ def plan(
     utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
     dtype: str = typer.Option("bfloat16", help="Of weights and cache: float32, bfloat16, float16."),
     policy: str = typer.Option("beaconkv", help="Policy whose own memory is counted."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Say what a model's cache costs, and what a budget saves."""
@@ -29,7 +29,7 @@ def plan(
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     shape = ModelShape.of_config(load_config(model, report))
-    chosen = make_policy(policy, **parse_settings(settings))
+    chosen = make_policy(add_settings(policy, settings))
     result = plan_memory(
         shape,
         chosen,

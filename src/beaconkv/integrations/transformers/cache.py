@@ -86,7 +86,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             prefill_chunk=prefill_chunk,
             growth=growth,
         )
-        self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
+        self.schedule = spec.schedule(budget, **chosen)
         layers, bounded = host_layers(model)
         self._stacks: list[LayerStack] = []
         for indices, schedule in self._stacked(model, bounded, stagger):

@@ -1,46 +1,16 @@
-"""Named settings of methods, as published, and the specs that name them: ``rkv:code:redundancy_weight=0.8``."""
+"""Specs such as ``rkv:code:redundancy_weight=0.8``: a method, a preset and settings in one text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .base import EvictionPolicy, build_policy, policy_class, preset_of
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One published form of a method: settings of the policy, and what it asks of the schedule.
-
-    None leaves a value to the policy's class (prefix, protect) or to the schedule (all others).
-
-    Attributes:
-        settings: of the policy; the others keep their defaults.
-        source: where these numbers are published.
-        prefix: first entries never evicted: a number, or "prompt".
-        protect: last entries never evicted: a number, or "half" of what an eviction leaves.
-        every: steps between two evictions: an eviction leaves budget - every entries.
-        budget, budget_min, growth, scope: the schedule itself, where the method fixes it.
-        note: how this form differs from others.
-    """
-
-    settings: Mapping[str, Any]
-    source: str
-    prefix: int | str | None = None
-    protect: int | str | None = None
-    every: int | None = None
-    budget: int | None = None
-    budget_min: int | None = None
-    growth: int | None = None
-    scope: str | None = None
-    note: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        """What is set, as a plain dict: the policy's settings, then those of the schedule, source and note."""
-        rest = {k: v for k, v in vars(self).items() if k != "settings" and v not in (None, "")}
-        return {"settings": dict(self.settings), **rest}
+from ..schedule import EvictionSchedule
+from .base import EvictionPolicy
+from .preset import Preset
+from .registry import build_policy, policy_class, preset_of
 
 
 @dataclass(frozen=True)
@@ -62,33 +32,29 @@ class PolicySpec:
     every: int | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def resolve_budget(self, budget: int | None = None) -> int | None:
-        """The budget that was asked for, or the one this spec brings with it.
+    @property
+    def budget(self) -> int | None:
+        """The budget that the method fixes itself, or None."""
+        return self.fixed.get("budget")
 
-        Raises:
-            ValueError: the two differ.
-        """
-        own = self.fixed.get("budget")
-        if own is not None and budget not in (None, own):
-            raise ValueError(f"{self.spec} has a schedule of its own: budget must be None or {own}, got {budget}")
-        return budget if own is None else own
-
-    def schedule_arguments(self, budget: int | None = None, **chosen: Any) -> dict[str, Any]:
-        """Arguments of an ``EvictionSchedule`` beside the budget: what is recommended, unless chosen otherwise.
-
-        >>> EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget))
+    def schedule(self, budget: int | None = None, **chosen: Any) -> EvictionSchedule:
+        """The schedule that is recommended, unless chosen otherwise.
 
         Args:
             budget: B_max; may be None where the spec brings its own.
-            chosen: arguments that win over the recommendation; None stands for no choice.
-
-        Returns:
-            prefix, protect and budget_min; growth and scope if the method fixes them; and what was chosen.
+            chosen: further arguments of :class:`beaconkv.EvictionSchedule`, which win over the recommendation; None
+                stands for no choice.
 
         Raises:
-            ValueError: the published interval between evictions is not possible at this budget.
+            ValueError: another budget than the one the spec brings; a published interval between evictions that is not
+                possible at this budget; and what the schedule refuses.
         """
-        budget = self.resolve_budget(budget)
+        if self.budget is not None:
+            if budget not in (None, self.budget):
+                raise ValueError(
+                    f"{self.spec} has a schedule of its own: budget must be None or {self.budget}, got {budget}"
+                )
+            budget = self.budget
         arguments = {"prefix": self.prefix, "protect": self.protect, "budget_min": None}
         arguments |= {name: value for name, value in self.fixed.items() if name != "budget"}
         arguments |= {name: value for name, value in chosen.items() if value is not None}
@@ -102,7 +68,7 @@ class PolicySpec:
                     f"{arguments['budget_min']} entries would stay, and {max(1, sum(ends))} must. "
                     f"Choose a budget of at least {self.every + max(1, sum(ends))}, or a budget_min"
                 )
-        return arguments
+        return EvictionSchedule(budget, **arguments)
 
 
 def parse_policy(spec: str | EvictionPolicy, **settings: Any) -> PolicySpec:
@@ -125,14 +91,10 @@ def parse_policy(spec: str | EvictionPolicy, **settings: Any) -> PolicySpec:
     if not isinstance(spec, str):
         raise ValueError(f"policy must be a name or an EvictionPolicy, got {spec!r}")
     name, *parts = spec.split(":")
-    cls, preset, own = policy_class(name), None, {}
+    cls, preset = policy_class(name), None
     if parts and "=" not in parts[0]:
         preset = preset_of(cls, parts.pop(0))
-    for part in parts:
-        setting, equals, value = part.partition("=")
-        if not equals or not setting:
-            raise ValueError(f"policy {spec!r}: {part!r} is no setting=value; write name[:preset][:setting=value]...")
-        own[setting] = parse_value(value)
+    own = parse_settings(parts, f"policy {spec!r}", "name[:preset][:setting=value]...")
     preset = preset or Preset({}, cls.source)
     fixed = {k: getattr(preset, k) for k in ("budget", "budget_min", "growth", "scope")}
     return PolicySpec(
@@ -152,6 +114,26 @@ def make_policy(spec: str, **settings: Any) -> EvictionPolicy:
         ValueError: as :func:`parse_policy`.
     """
     return parse_policy(spec, **settings).policy
+
+
+def parse_settings(texts: Iterable[str], owner: str, form: str) -> dict[str, Any]:
+    """``["n_recent=4", "query_pool=mean"]`` as ``{"n_recent": 4, "query_pool": "mean"}``.
+
+    Args:
+        texts: each ``setting=value``; see :func:`parse_value`.
+        owner: what the settings belong to, for the message of an error.
+        form: how they are written there.
+
+    Raises:
+        ValueError: a text without a name or without "=".
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        setting, equals, value = text.partition("=")
+        if not equals or not setting:
+            raise ValueError(f"{owner}: {text!r} is no setting=value; write {form}")
+        settings[setting] = parse_value(value)
+    return settings
 
 
 def parse_value(text: str) -> Any:
