@@ -11,7 +11,7 @@ import beaconkv
 
 ROOT = Path(beaconkv.__file__).parent
 FLOORS = [
-    {"types", "schedule"},
+    {"types", "schedule", "units"},
     {"ops"},
     {"policies"},
     {"cache"},
@@ -22,6 +22,7 @@ FLOORS = [
 OUTSIDE = {
     "types": {"torch"},
     "schedule": set(),
+    "units": set(),
     "ops": {"torch", "triton"},
     "policies": {"torch"},
     "cache": {"torch"},

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from beaconkv.cli.app import app
-from beaconkv.cli.common import human_bytes
+from beaconkv.units import human_bytes
 from tests.tiny import tiny
 
 PROMPT = " ".join(f"t{i}" for i in range(1, 25))

@@ -26,15 +26,6 @@ def print_json(result: dict[str, Any]) -> None:
     print(json.dumps(result, indent=2, ensure_ascii=False))
 
 
-def human_bytes(count: float) -> str:
-    """12.3 MiB, 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 def add_settings(policy: str, settings: list[str]) -> str:
     """The spec of a policy with the settings of ``--set``, which come last and so win.
 

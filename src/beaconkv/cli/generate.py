@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import typer
 
 from .common import add_settings, messages, parse_count, print_json
-from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .models import DEVICE, DTYPE, MODEL, load_model, placement
 
 
 def generate(
@@ -49,8 +48,7 @@ def generate(
     if not 0 < top_p <= 1:
         raise ValueError(f"top-p must be in (0, 1], got {top_p}")
     spec = parse_policy(add_settings(policy, settings))
-    chosen = spec.policy
-    if budget is None and chosen.evicts and spec.budget is None:
+    if budget is None and spec.policy.evicts and spec.budget is None:
         budget = 2048
     limits = dict(
         budget_min=budget_min,
@@ -62,53 +60,30 @@ def generate(
     spec.schedule(budget, **limits)  # refuses what leaves no room before the model is loaded
     loaded = load_model(model, placement(device, dtype))
 
-    import torch
-
-    from ..integrations.transformers import BoundedCache, cache_argument
-    from ..provenance import provenance
+    from ..evaluation.generation import generate_text
+    from ..integrations.transformers import BoundedCache
     from .live import LiveText, status_line
 
     cache = BoundedCache(loaded.model, spec.spec, budget, **limits)
-    template = chat and loaded.tokenizer.chat_template is not None
-    if template:
-        message = [{"role": "user", "content": prompt}]
-        text = loaded.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    else:
-        text = prompt
-    inputs = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not template).to(loaded.model.device)
-    sampling = dict(do_sample=True, temperature=temperature, top_p=top_p) if temperature else dict(do_sample=False)
-    torch.manual_seed(seed)
-    start = time.perf_counter()
     with LiveText(loaded.tokenizer, cache, quiet=as_json) as streamer:
-        out = loaded.model.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            **{cache_argument(): cache},
-            **sampling,
+        result = generate_text(
+            loaded,
+            cache,
+            prompt,
+            model=model,
+            policy=policy,
             max_new_tokens=max_new_tokens,
-            pad_token_id=loaded.tokenizer.pad_token_id,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            chat=chat,
             streamer=streamer,
         )
-    seconds = time.perf_counter() - start
-    prompt_tokens = inputs["input_ids"].shape[1]
-    new_tokens = out.shape[1] - prompt_tokens
     if as_json:
-        written = loaded.tokenizer.decode(out[0, prompt_tokens:], skip_special_tokens=True)
-        print_json(
-            {
-                "text": written,
-                "prompt_tokens": prompt_tokens,
-                "new_tokens": new_tokens,
-                "seconds": round(seconds, 3),
-                "tokens_per_second": round(new_tokens / seconds, 2),
-                "stats": cache.stats.to_dict(),
-                "schedule": vars(cache.schedule),
-                "policy": {"name": chosen.name, "spec": policy, **vars(chosen)},
-                **provenance(model=model, **placed_as(loaded), seed=seed, sampling=sampling, chat_template=template),
-            }
-        )
+        print_json(result)
     else:
-        messages.print(f"[dim]{new_tokens} tokens, {new_tokens / seconds:.1f} tokens/s · {status_line(cache)}[/dim]")
-    if chosen.evicts and cache.stats.evictions == 0:
+        written = f"{result['new_tokens']} tokens, {result['tokens_per_second']:.1f} tokens/s"
+        messages.print(f"[dim]{written} · {status_line(cache)}[/dim]")
+    if spec.policy.evicts and cache.stats.evictions == 0:
         tokens, limit = cache.stats.tokens_seen, cache.schedule.budget
         messages.print(f"[yellow]nothing was evicted: {tokens} tokens fit the budget of {limit}[/yellow]")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from .common import add_settings, console, human_bytes, print_json, report
+from ..units import human_bytes
+from .common import add_settings, console, print_json, report
 
 
 def plan(

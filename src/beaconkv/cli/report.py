@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .common import bar, console, human_bytes, parse_budgets, split
+from ..units import human_bytes
+from .common import bar, console, parse_budgets, split
 from .outputs import require_file
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .common import bar, console, human_bytes, print_json, report, split
+from ..units import human_bytes
+from .common import bar, console, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
 from .outputs import require_file, require_folder, require_package
 
