@@ -69,6 +69,21 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
     return tasks
 
 
+def load_problem(name: str, row: int, seed: int = 0) -> Problem:
+    """One problem of one task, by its number from 0.
+
+    Raises:
+        ValueError: as :func:`load_tasks`; several tasks; or the task has fewer problems.
+    """
+    tasks = load_tasks(name, row + 1, seed)
+    if len(tasks) != 1:
+        raise ValueError(f"choose one task, for example plan@0.66; got {name!r}")
+    problems = tasks[0].problems
+    if len(problems) <= row:
+        raise ValueError(f"{name} has {len(problems)} problems; row must be below that, got {row}")
+    return problems[row]
+
+
 def _choices() -> str:
     return f"reasoning, {', '.join(reasoning.TASKS)}, or a .jsonl file of problems and answers"
 

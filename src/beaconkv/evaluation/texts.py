@@ -76,6 +76,19 @@ def read_rows(path: Path, samples: int | None = None) -> list[dict[str, Any]]:
     return rows
 
 
+def read_row(path: Path, number: int) -> dict[str, Any]:
+    """One row of a JSONL file as :func:`read_rows` reads it, by its number from 0.
+
+    Raises:
+        ValueError: as there; or the file has fewer rows.
+        OSError: the file cannot be read.
+    """
+    rows = read_rows(path, number + 1)
+    if len(rows) <= number:
+        raise ValueError(f"{path} has {len(rows)} texts; row must be below that, got {number}")
+    return rows[number]
+
+
 def tokenize(rows: Sequence[dict[str, Any]], tokenizer: Any, tokens: int | None, prompt_tokens: int) -> list[Text]:
     """Texts of rows from :func:`read_rows`.
 
