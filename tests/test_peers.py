@@ -195,7 +195,7 @@ def test_slabs_are_never_allocated_again():
     def addresses():
         found = []
         for stack in cache._stacks:
-            assert stack.together
+            assert stack.is_stacked
             layer, state = stack.whole, stack.whole.state
             tensors = (
                 layer.slab.keys,

@@ -132,28 +132,6 @@ class EvictionSchedule:
             )
         return budget_min
 
-    def eviction_steps(self, prompt: int, tokens: int) -> list[int]:
-        """Positions of the tokens right after which a row of so many tokens is evicted.
-
-        The prompt comes in one chunk, the others one by one.
-
-        Raises:
-            ValueError: as :meth:`kept_for`.
-        """
-        steps: list[int] = []
-        length = 0
-        for seen in range(prompt, tokens + 1):
-            evictions = len(steps)
-            if seen == prompt:
-                length, full_at = prompt, self.full_at(prompt)
-            else:
-                length, full_at = length + 1, self.full_in_step_at(prompt, evictions)
-            if full_at is not None and length >= full_at:
-                in_step = seen > prompt
-                length = self.kept_in_step(prompt, evictions, length) if in_step else self.kept_in_chunk(prompt)
-                steps.append(seen - 1)
-        return steps
-
 
 def staggered(schedule: EvictionSchedule, phases: int) -> list[EvictionSchedule]:
     """Schedules whose evictions are spread evenly over the cycle of B_max - B_min steps.

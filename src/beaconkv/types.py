@@ -110,6 +110,8 @@ class EvictionEvent:
         scores: (R, H_kv, N) float32, the policy's score of each of them.
         kept: (R, H_kv, K) int32, ascending positions that stay.
         dropped: (R, H_kv, N - K) int32, ascending positions that are gone for good.
+        queries: (R, H, m, D) float32, before RoPE: the observation queries that the policy scored with; None for
+            policies that use none.
     """
 
     layer: int
@@ -119,6 +121,7 @@ class EvictionEvent:
     scores: Tensor
     kept: Tensor
     dropped: Tensor
+    queries: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from beaconkv.analysis.oracle import least_loss, oracle
 from beaconkv.analysis.replay import NOT_DROPPED, replay
 from beaconkv.analysis.trace import Trace, TraceInfo
 from beaconkv.analysis.trace_file import TraceWriter
-from beaconkv.cache import BoundedLayer
+from beaconkv.cache import BoundedLayer, eviction_steps
 from beaconkv.integrations.transformers.call import LayerCall
 from tests.analysis.traces import random_ids, tiny_trace
 from tests.tiny import tiny
@@ -108,7 +108,7 @@ def test_replay_equals_live_in_every_layer(policy, family, tmp_path, monkeypatch
             writer.tensors[f"queries.{index}"].copy_(torch.cat(own[1], dim=2)[0])
     result, found = replayed_events(Trace(path), policy, 40, **SMALL)
     same(found, expected)
-    assert result.steps == result.schedule.eviction_steps(prompt, 110)
+    assert result.steps == eviction_steps(result.schedule, prompt, 110)
     for (layer, step), (_, dropped) in expected.items():
         number = info.layers.index(layer)
         for head in range(2):
@@ -149,7 +149,7 @@ def test_eviction_steps_are_those_of_a_layer(data):
         )
     )
     tokens = prompt + data.draw(st.integers(0, 60))
-    assert schedule.eviction_steps(prompt, tokens) == counted(schedule, prompt, tokens)
+    assert eviction_steps(schedule, prompt, tokens) == counted(schedule, prompt, tokens)
 
 
 def counted(schedule, prompt, tokens):
@@ -292,7 +292,7 @@ def brute_force(demand, schedule, prompt, tokens):
 def test_the_optimum_lies_between_bound_and_oracle(seed, tmp_path):
     trace = tiny_trace(tmp_path, "llama", 22, 3, seed)
     schedule = EvictionSchedule(8, 5, prefix=1, protect=2)
-    steps = schedule.eviction_steps(3, 22)
+    steps = eviction_steps(schedule, 3, 22)
     assert len(steps) >= 4
     demand = find_demand(trace, 0, steps)
     kept = oracle(demand, schedule, 3)

@@ -51,11 +51,11 @@ def feed(layer, tokens):
 @given(schedules(), st.integers(1, 40), st.just(1) | st.integers(1, 12), st.integers(0, 40))
 def test_as_a_layer_does(schedule, prompt, piece, steps):
     layer, progress = BoundedLayer(Newest(), schedule), Progress(schedule, prompt, piece)
-    layer.open(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), [prompt])
+    layer.allocate(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), [prompt])
     for tokens in [min(piece, prompt - start) for start in range(0, prompt, piece)] + [1] * steps:
         feed(layer, tokens)
-        runs = progress.advance(tokens)
-        assert [run.left for run in runs] == [layer.state.left]
+        chunks = progress.advance(tokens)
+        assert [chunk.left for chunk in chunks] == [layer.state.left]
         evictions = progress.evictions + (progress.due is not None)
         assert (layer.slab.lengths, layer.slab.num_seen, layer.num_evictions) == (
             [progress.settled],
@@ -67,23 +67,23 @@ def test_as_a_layer_does(schedule, prompt, piece, steps):
 @given(schedules(), st.integers(1, 40), st.integers(1, 12), st.lists(st.integers(1, 30), max_size=12))
 def test_however_tokens_are_dealt_out(schedule, prompt, piece, deals):
     whole, dealt = (Progress(schedule, prompt, piece) for _ in range(2))
-    expected, runs, bound = whole.advance(sum(deals)), [], most_slots(schedule, piece, max(deals, default=1))
+    expected, chunks, bound = whole.advance(sum(deals)), [], most_slots(schedule, piece, max(deals, default=1))
     for tokens in deals:
         assert bound is None or dealt.settled + tokens <= bound
-        runs += dealt.advance(tokens)
+        chunks += dealt.advance(tokens)
     assert vars(dealt) == vars(whole)
-    assert [run.start for run in runs] == [0, *(run.stop for run in runs)][: len(runs)]
-    assert {run.stop: run.keep for run in expected if run.keep is not None} == {
-        run.stop: run.keep for run in runs if run.keep is not None
+    assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks)][: len(chunks)]
+    assert {chunk.stop: chunk.keep for chunk in expected if chunk.keep is not None} == {
+        chunk.stop: chunk.keep for chunk in chunks if chunk.keep is not None
     }
-    for run in runs:
-        assert run.left is not None or run.keep is None
-        assert (run.keep is not None) == (run.left is not None and run.left <= 0)
+    for chunk in chunks:
+        assert chunk.left is not None or chunk.keep is None
+        assert (chunk.keep is not None) == (chunk.left is not None and chunk.left <= 0)
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 60))
 def test_without_a_budget_nothing_is_ever_due(prompt, piece, steps):
     progress = Progress(EvictionSchedule(None), prompt, piece)
-    runs = progress.advance(prompt + steps)
+    chunks = progress.advance(prompt + steps)
     assert (progress.stored, progress.due, progress.evictions) == (prompt + steps, None, 0)
-    assert all(run.keep is None for run in runs)
+    assert all(chunk.keep is None for chunk in chunks)

@@ -54,10 +54,10 @@ class Batch:
         real = torch.tensor([[False] * (size - len(piece)) + [True] * len(piece) for piece in pieces])
         seen = torch.tensor([[sum(map(len, text))] for text in self.texts])
         rope = rope_at(seen + (real.cumsum(1) - 1).clamp(min=0))
-        is_first, counts = not self.stack.is_open, list(map(len, pieces))
+        is_first, counts = not self.stack.is_allocated, list(map(len, pieces))
         is_step = size == 1 and not is_first
         if not is_step:
-            self.stack.part()
+            self.stack.unstack()
         outputs = []
         for number, layer in enumerate(self.stack.layers):
             new = self.vectors[number][ids].transpose(1, 2)  # (B, heads, m, D)
@@ -65,7 +65,7 @@ class Batch:
             queries, keys = ops.rotate(2 * queries, rope), ops.rotate(keys, rope)
             params = AttentionParams(D**-0.5, sinks=self.sinks[number])
             if is_first:
-                self.stack.open(number, keys, values, counts)
+                self.stack.allocate(number, keys, values, counts)
             if is_step:
                 inputs = self.stack.append(number, keys, values)
                 outputs.append(attended(queries, inputs, params))
@@ -87,7 +87,7 @@ class Batch:
         """What a row holds, and what was counted of it, by layer."""
         counts = [layer.slab.counts for layer in self.stack.layers]
         held = [layer.slab.held_positions()[number] for layer in self.stack.layers]
-        told = [[table[number] for table in own.on_host()] for own in counts]
+        told = [own.state[number] for own in counts]
         return [positions[:, positions[0] >= 0].tolist() for positions in held], told
 
 

@@ -189,7 +189,7 @@ def test_prompt_longer_than_the_budget_is_held_by_one_layer_at_a_time():
 
     def watch(event):
         layers = [host.layer for host in cache._bounded]
-        held.append([sum(layer.slab.lengths) for layer in layers if layer.is_open])
+        held.append([sum(layer.slab.lengths) for layer in layers if layer.is_allocated])
 
     cache = BoundedCache(model, on_evict=watch, **SMALL)
     with torch.no_grad():
@@ -485,7 +485,7 @@ def test_layers_without_rope_do_not_keep_the_others_apart():
     model, cache = tiny("smollm3"), BoundedCache(tiny("smollm3"), budget=40, protect=8)
     expected = greedy(model, prompt(9, 30), cache)
     assert [[layer.index for layer in stack.layers] for stack in cache._stacks] == [[0, 2], [1]]
-    assert all(stack.together for stack in cache._stacks)
+    assert all(stack.is_stacked for stack in cache._stacks)
     again = BoundedCache(model, budget=40, protect=8)
     assert torch.equal(greedy(model, prompt(9, 30), again), expected)
     for one in (again, copy_module.deepcopy(again)):
@@ -505,6 +505,6 @@ def test_cos_and_sin_are_known_by_what_they_are_and_not_by_where_they_lie():
     for layer in model.model.layers[1:]:
         layer.self_attn.register_forward_pre_hook(own_tables, with_kwargs=True, prepend=True)
     got = greedy(model, prompt(9, 30), cache)
-    assert not any(stack.together for stack in cache._stacks)
+    assert not any(stack.is_stacked for stack in cache._stacks)
     plain = tiny("qwen3")
     assert torch.equal(got, greedy(plain, prompt(9, 30), BoundedCache(plain, budget=40, protect=8)))

@@ -116,7 +116,7 @@ class Run:
         held = {
             index: [layer.slab.positions[row, :, :n].long().clone() for row, n in enumerate(layer.slab.lengths)]
             for index, layer in self.layers.items()
-            if layer.is_open
+            if layer.is_allocated
         }
         self.mask = torch.cat([self.mask, real], 1)
         positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]

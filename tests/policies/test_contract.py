@@ -147,7 +147,7 @@ class TestContract:
     def test_reset_forgets_everything(self, name):
         run = Run(name, [1], [60], 60)
         run.layer.reset()
-        assert not run.layer.is_open
+        assert not run.layer.is_allocated
         assert (run.layer.entries_dropped, run.layer.peak_entries) == (0, 0)
 
     def test_each_query_is_observed_once(self, name, monkeypatch):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .. import ops
 from ..cache import BoundedLayer, EvictionSchedule
-from ..policies import EvictionPolicy, LayerState, parse_policy
-from ..types import CacheView, EvictionEvent, Rows
+from ..policies import EvictionPolicy, parse_policy
+from ..types import EvictionEvent
 from .trace import Trace
 
 NOT_DROPPED = 2**31 - 1
@@ -126,7 +126,8 @@ def replay(
                 for row, index in enumerate(group):
                     one = slice(row, row + 1)
                     tables = (event.positions, event.scores, event.kept, event.dropped)
-                    on_evict(EvictionEvent(index, [0], [now], *(table[one] for table in tables)))
+                    queries = None if event.queries is None else event.queries[one]
+                    on_evict(EvictionEvent(index, [0], [now], *(table[one] for table in tables), queries))
 
         _run(trace, group, chosen, schedule, take, coverage, numbers, advance)
     name = policy if isinstance(policy, str) else chosen.name or type(chosen).__name__
@@ -169,14 +170,19 @@ def _run(
     else:  # whoever reads values notices
         values = torch.full((*keys.shape[:3], 1), torch.nan, dtype=keys.dtype)
     rope, params = trace.rope(group[0]), trace.params(group[0])
-    watched = Watched(policy)
-    layer = BoundedLayer(watched, schedule, group[0], take)
+    observed: list[Tensor | None] = [None]  # unit vectors (R, H, m, D): observation queries of the last eviction
+
+    def look(event: EvictionEvent) -> None:
+        observed[0] = None if event.queries is None else ops.unit_vectors(event.queries)
+        take(event)
+
+    layer = BoundedLayer(policy, schedule, group[0], look)
     for start, stop in [(0, prompt), *((t, t + 1) for t in range(prompt, tokens))]:
         part = slice(start, stop)
         layer.append(keys[:, :, part], values[:, :, part])
-        if watched.observed is not None:
+        if observed[0] is not None:
             before = ops.unrotate(queries[:, :, part], rope.steps(start, stop))
-            _cover(coverage, numbers, part, before, watched.observed)
+            _cover(coverage, numbers, part, before, observed[0])
         layer.observe(queries[:, :, part], rope.steps(start, stop), params)
         advance((stop - start) * len(group))
 
@@ -184,36 +190,3 @@ def _run(
 def _cover(coverage: Tensor, numbers: list[int], part: slice, before_rope: Tensor, observed: Tensor) -> None:
     cosine = ops.unit_vectors(before_rope) @ observed.transpose(-1, -2)  # (R, H, n, m)
     coverage[torch.tensor(numbers), :, part] = cosine.amax(-1)
-
-
-class Watched(EvictionPolicy):
-    """A policy whose observation queries can be seen; in all else the policy itself.
-
-    Attributes:
-        observed: (R, H, m, D) unit vectors before RoPE of the last eviction's observation queries, or None.
-    """
-
-    evicts = True
-
-    def __init__(self, policy: EvictionPolicy) -> None:
-        # The base is frozen; this one lives for one replay and watches.
-        own = dict(policy=policy, observed=None, name=policy.name, observes_entries=policy.observes_entries)
-        own["observes_free_slots"] = policy.observes_free_slots
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
-
-    def new_state(self, batch: int) -> LayerState:
-        return self.policy.new_state(batch)
-
-    def score(self, view: CacheView, state: LayerState) -> Tensor:
-        object.__setattr__(self, "observed", observation_queries(state, view.rows))
-        return self.policy.score(view, state)
-
-
-def observation_queries(state: LayerState, rows: Rows) -> Tensor | None:
-    """(R, H, m, D) unit vectors before RoPE: what a policy would score with now; None if it uses no queries."""
-    window = getattr(state, "window", state)
-    if not hasattr(window, "before_rope"):
-        return None
-    recents = window.before_rope(window.num_recent[rows.numbers[0]], 0, rows)
-    return ops.unit_vectors(torch.cat([state.beacons(rows).float(), recents], dim=2))

@@ -1,10 +1,12 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
 from ..schedule import SCOPES, EvictionSchedule, staggered
+from .eviction import EntryStore, Retention, evict
 from .footprint import can_stack, row_bytes, state_bytes
-from .layer import AttentionInputs, BoundedLayer, pick_steps
-from .progress import Progress, Run, most_slots
-from .stack import LayerStack
+from .layer import BoundedLayer
+from .pending import AttentionInputs, pick_steps
+from .progress import Chunk, Progress, eviction_steps, most_slots
+from .stack import LayerStack, stacked_params
 from .stats import CacheStats
 
 __all__ = [
@@ -12,14 +14,19 @@ __all__ = [
     "AttentionInputs",
     "BoundedLayer",
     "CacheStats",
+    "Chunk",
+    "EntryStore",
     "EvictionSchedule",
     "LayerStack",
     "Progress",
-    "Run",
+    "Retention",
     "can_stack",
+    "evict",
+    "eviction_steps",
     "most_slots",
     "pick_steps",
     "row_bytes",
+    "stacked_params",
     "staggered",
     "state_bytes",
 ]

@@ -1,4 +1,4 @@
-"""What is counted for each row of a batch: on the host, where decisions are made, and on the device."""
+"""What is counted for the rows of a batch: on the host, where decisions are made, and on the device."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from ..schedule import EvictionSchedule
 from ..types import Rows, persistent_rows, persistent_zeros
+from .progress import Progress
+
+UNBOUNDED = EvictionSchedule(None)
 
 
 class RowCounts:
-    """Counts of a batch, all zero at first.
+    """The counters of a batch.
 
     Args:
-        entries: any tensor (B, ...) where the entries are.
+        entries: any tensor (B, ...) on the device of the entries.
 
     Attributes:
-        lengths: per row, entries stored.
-        num_seen: per row, tokens seen: the next logical position.
-        prompts: per row, tokens of the prompt.
-        num_evictions: per row.
-        lengths_on_device: (B,) int64, the same where the entries are.
-        num_seen_on_device: (B,) int32, likewise.
+        rows: one counter for each row; they begin without a budget and without a prompt.
+        lengths_on_device: (B,) int64, entries stored, where the entries are.
+        num_seen_on_device: (B,) int32, tokens seen, likewise.
     """
 
     def __init__(self, entries: Tensor) -> None:
         batch = entries.shape[0]
-        self.lengths, self.num_seen = [0] * batch, [0] * batch
-        self.prompts, self.num_evictions = [0] * batch, [0] * batch
+        self.rows = [Progress(UNBOUNDED, 0) for _ in range(batch)]
         self.lengths_on_device = persistent_zeros(entries, batch, dtype=torch.int64)
         self.num_seen_on_device = persistent_zeros(entries, batch, dtype=torch.int32)
 
@@ -37,39 +37,46 @@ class RowCounts:
         """Bytes on the device."""
         return self.lengths_on_device.nbytes + self.num_seen_on_device.nbytes
 
-    def on_host(self) -> tuple[list[int], ...]:
-        """All that the host counts; equal where rows of two layers stand alike."""
-        return self.lengths, self.num_seen, self.prompts, self.num_evictions
+    @property
+    def state(self) -> list[tuple[int | None, ...]]:
+        """Everything that the host counts; equal where the rows of two layers stand alike."""
+        return [row.state for row in self.rows]
 
     def clone(self) -> RowCounts:
         """The same counts, counted on independently."""
         own = copy(self)
-        own.lengths, own.num_seen, own.prompts, own.num_evictions = (list(numbers) for numbers in self.on_host())
+        own.rows = [row.copy() for row in self.rows]
         with torch.inference_mode(False):
             own.lengths_on_device = self.lengths_on_device.clone()
             own.num_seen_on_device = self.num_seen_on_device.clone()
         return own
 
     def step(self) -> None:
-        """One new token in every row, stored."""
-        self.lengths = [n + 1 for n in self.lengths]
-        self.num_seen = [n + 1 for n in self.num_seen]
+        """Count one new token and its entry in every row: a decode step."""
+        for row in self.rows:
+            row.store(1)
+            row.end_step()
         self.lengths_on_device.add_(1)
         self.num_seen_on_device.add_(1)
 
-    def saw(self, rows: Rows, tokens: int) -> None:
-        """Tokens that came in a chunk, stored or not."""
-        for row in rows.numbers:
-            self.num_seen[row] += tokens
-        if rows.index is None:
-            self.num_seen_on_device.add_(tokens)
-        else:
-            self.num_seen_on_device[rows.index] += tokens
+    def store(self, rows: Rows, tokens: int) -> int:
+        """Count the entries of a chunk in rows that stand alike; returns the number of entries that may still come."""
+        left = 0
+        for number in rows.numbers:
+            self.rows[number].store(tokens)
+            left = self.rows[number].end_chunk()
+        for counted in (self.lengths_on_device, self.num_seen_on_device):
+            if rows.index is None:
+                counted.add_(tokens)
+            else:
+                counted[rows.index] += tokens
+        return left
 
-    def hold(self, rows: Rows, length: int) -> None:
-        """These rows now hold so many entries."""
-        for row in rows.numbers:
-            self.lengths[row] = length
+    def settle(self, rows: Rows) -> None:
+        """Count the eviction that was due in rows that stand alike: it has been carried out."""
+        for number in rows.numbers:
+            self.rows[number].settle()
+        length = self.rows[rows.numbers[0]].stored
         if rows.index is None:
             self.lengths_on_device.fill_(length)
         else:
@@ -79,10 +86,10 @@ class RowCounts:
         """Row i becomes what row ``index[i]`` was. index (B_new,) int64, and ``numbers`` on the host."""
         self.lengths_on_device = persistent_rows(self.lengths_on_device, index)
         self.num_seen_on_device = persistent_rows(self.num_seen_on_device, index)
-        for name in ("lengths", "num_seen", "prompts", "num_evictions"):
-            setattr(self, name, [getattr(self, name)[row] for row in numbers])
+        self.rows = [self.rows[number].copy() for number in numbers]
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` where host and device disagree. Slow."""
-        assert self.lengths_on_device.tolist() == self.lengths, (self.lengths_on_device.tolist(), self.lengths)
-        assert self.num_seen_on_device.tolist() == self.num_seen, (self.num_seen_on_device.tolist(), self.num_seen)
+        stored, seen = [row.stored for row in self.rows], [row.seen for row in self.rows]
+        assert self.lengths_on_device.tolist() == stored, (self.lengths_on_device.tolist(), stored)
+        assert self.num_seen_on_device.tolist() == seen, (self.num_seen_on_device.tolist(), seen)

@@ -17,47 +17,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..policies import EvictionPolicy, LayerState
 from ..schedule import EvictionSchedule
 from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
-from .progress import NO_EVICTION
+from .eviction import EntryStore, Retention, evict
+from .pending import AttentionInputs, PendingChunk, inputs_behind
+from .progress import Progress
 from .slab import EntrySlab
 
 
 @dataclass(frozen=True)
-class AttentionInputs:
-    """What m new queries attend to.
-
-    Attributes:
-        keys, values: (B, H_kv, N, D); for m > 1 the last m entries are the new tokens themselves.
-        valid: (B, N) bool, entries that exist, or None when all do. The order within the new tokens
-            (each sees itself and earlier ones) is left to the host.
-    """
-
-    keys: Tensor
-    values: Tensor
-    valid: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Entries on their way in: attended to, not yet stored.
-
-    Attributes:
-        inputs: the ``stored`` slots there were, and the new entries behind them.
-        real, counts: as given to :meth:`BoundedLayer.append`.
-    """
-
-    inputs: AttentionInputs
-    stored: int
-    real: Tensor | None
-    counts: list[int]
-
-
-@dataclass(frozen=True)
 class QueryForm:
-    """What a layer's queries are like: number of heads, size, types, and what turns them."""
+    """Shape and types of a layer's queries, and the function that rotates them."""
 
     heads: int
     dim: int
@@ -74,7 +45,7 @@ class BoundedLayer:
         policy: what to keep.
         schedule: when, and how much.
         index: the layer's number in the model, for events and errors; or those of several layers whose heads
-            stand side by side and are evicted together (:class:`~beaconkv.cache.LayerStack`).
+            are stacked and evicted together (:class:`~beaconkv.cache.LayerStack`).
         on_evict: called after each eviction with an :class:`~beaconkv.types.EvictionEvent`.
 
     Raises:
@@ -109,49 +80,52 @@ class BoundedLayer:
         self.form: QueryForm | None = None  # of the last queries
         self.rotation: int | None = None  # number of their cos and sin in the last pass
         self.entries_dropped = self.peak_entries = self.copied_bytes = 0
-        self.keeps_columns = False  # whoever reads attention weights sets it
+        self.keeps_columns = False  # set where attention weights are read
         self.columns: Tensor | None = None  # then: slot_positions() before the last step's eviction, if there was one
-        self._chunk: _Chunk | None = None
-        self._slots: int | None = None  # B_max, and the prompt where it does not count
+        self.pending: PendingChunk | None = None  # between append() and observe() of a chunk
+        self.capacity: int | None = None  # number of slots: B_max, and the prompt where it does not count
+
+    @property
+    def rows(self) -> list[Progress]:
+        """The counter of each row; none before memory is allocated."""
+        return self.slab.counts.rows if self.is_allocated else []
 
     @property
     def prompts(self) -> list[int]:
-        """Per row: tokens of the prompt."""
-        return self.slab.counts.prompts if self.is_open else []
+        """Per row: number of tokens of the prompt."""
+        return [row.prompt for row in self.rows]
 
     @property
     def num_evictions(self) -> list[int]:
         """Per row."""
-        return self.slab.counts.num_evictions if self.is_open else []
+        return [row.evictions for row in self.rows]
 
     @property
-    def is_open(self) -> bool:
+    def is_allocated(self) -> bool:
         """Whether memory is allocated."""
         return self.slab is not None
 
-    def open(
+    def allocate(
         self,
         keys: Tensor,
         values: Tensor,
         prompts: list[int],
-        allocate: Callable[[Tensor, Tensor, int | None], EntrySlab] = EntrySlab,
+        make_slab: Callable[[Tensor, Tensor, int | None], EntrySlab] = EntrySlab,
     ) -> None:
-        """Allocate for a batch whose prompt begins with so many real tokens per row.
+        """Allocate memory for a batch.
 
         Args:
             keys, values: any new entries (B, H_kv, m, D), for shapes, dtype and device.
-            prompts: real tokens per row.
-            allocate: makes the slab of such entries with so many slots.
+            prompts: number of real tokens of the prompt, per row.
+            make_slab: makes the slab of such entries with a given number of slots.
 
         Raises:
             ValueError: a prompt that, protected as prefix, leaves no room within the budget.
         """
-        if self.schedule.budget is not None:
-            for prompt in prompts:
-                self.schedule.kept_for(prompt)
-        self._slots = self._capacity(prompts, [0] * len(prompts))
-        self.slab = allocate(keys, values, self._slots)
-        self.slab.counts.prompts = list(prompts)
+        rows = [Progress(self.schedule, prompt) for prompt in prompts]
+        self.capacity = None if self.schedule.budget is None else max(row.full_at for row in rows)
+        self.slab = make_slab(keys, values, self.capacity)
+        self.slab.counts.rows = rows
         self.state = self.policy.new_state(len(prompts))
 
     def extend_prompt(self, keys: Tensor, counts: list[int]) -> None:
@@ -159,41 +133,37 @@ class BoundedLayer:
 
         Args:
             keys: its keys (B, H_kv, m, D).
-            counts: its real tokens per row.
+            counts: number of its real tokens per row.
 
         Raises:
-            ValueError: as :meth:`open` and :meth:`append`.
+            ValueError: as :meth:`allocate` and :meth:`append`; nothing has changed then.
         """
         self.require_fit(keys)
-        prompts = [old + new for old, new in zip(self.prompts, counts, strict=True)]
+        for row, count in zip(self.rows, counts, strict=True):
+            row.require_room(count)
+        for row, count in zip(self.rows, counts, strict=True):
+            row.extend_prompt(count)
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Have slots for every row, where prompts or evictions add to the budget."""
         if self.schedule.budget is not None:
-            for prompt in prompts:
-                self.schedule.kept_for(prompt)
-            self._reserve(self._capacity(prompts, self.num_evictions))
-        self.slab.counts.prompts = prompts
-
-    def _capacity(self, prompts: list[int], evictions: list[int]) -> int | None:
-        if self.schedule.budget is None:
-            return None
-        return max(self.schedule.full_at(p, e) for p, e in zip(prompts, evictions, strict=True))
-
-    def _reserve(self, slots: int) -> None:
-        self._slots = max(self._slots, slots)  # rows may have been dropped: no slab shrinks
-        self.slab.reserve(self._slots)
+            self.capacity = max(self.capacity, *(row.full_at for row in self.rows))  # no slab shrinks
+            self.slab.reserve(self.capacity)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of positions, lengths and the policy's state."""
-        if not self.is_open:
+        if not self.is_allocated:
             return 0
         return self.slab.extra_bytes + (0 if self.state is None else self.state.nbytes)
 
     @property
     def formula_bytes(self) -> int:
         """Bytes keys and values should take: rows · H_kv · B_max · (D_key + D_value) · itemsize."""
-        if not self.is_open:
+        if not self.is_allocated:
             return 0
-        return (self._slots or self.slab.keys.shape[2]) * self.slab.bytes_per_slot
+        return (self.capacity or self.slab.keys.shape[2]) * self.slab.bytes_per_slot
 
     def append(
         self,
@@ -208,8 +178,8 @@ class BoundedLayer:
         Args:
             keys, values: (B, H_kv, m, D), keys after RoPE.
             real: (B, m) bool, False where a token is padding; None when none is.
-            counts: real tokens per row, if the host knows them: counting waits for the device.
-            in_steps: a single token is a decode step; else it is a piece of a prompt, and is evicted as one.
+            counts: number of real tokens per row, if the host knows them: counting waits for the device.
+            in_steps: a single token is a decode step; else it is a chunk of a prompt, and is evicted as one.
 
         Returns:
             What the new queries attend to.
@@ -218,13 +188,13 @@ class BoundedLayer:
             ValueError: shapes that do not fit what is stored.
             RuntimeError: the queries of the previous entries were never observed.
         """
-        if self._chunk is not None:
+        if self.pending is not None:
             raise RuntimeError(f"layer {self.index}: append() twice without observe()")
         keys, values = keys.detach(), values.detach()
         if counts is None:
             counts = [keys.shape[2]] * keys.shape[0] if real is None else real.sum(dim=1).tolist()
-        if not self.is_open:
-            self.open(keys, values, counts)
+        if not self.is_allocated:
+            self.allocate(keys, values, counts)
         self.require_fit(keys)
         slab = self.slab
         if keys.shape[2] == 1 and real is None and in_steps:
@@ -232,25 +202,19 @@ class BoundedLayer:
             step.write(0, keys, values)
             self.peak_entries = max(self.peak_entries, slab.longest)
             return AttentionInputs(step.keys[0], step.values[0], step.valid)
-        inputs = self._chunk_inputs(keys, values, real)
-        self._chunk = _Chunk(inputs, slab.longest, real, counts)
-        most = max(n + c for n, c in zip(slab.lengths, counts, strict=True))
+        inputs = inputs_behind(slab, keys, values, real)
+        self.pending = PendingChunk(inputs, slab.longest, real, counts)
+        most = max(row.stored + count for row, count in zip(self.rows, counts, strict=True))
         self.peak_entries = max(self.peak_entries, most)
         self.copied_bytes = inputs.keys.nbytes + inputs.values.nbytes if slab.longest else 0
         return inputs
 
-    def look(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
+    def peek(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
         """As :meth:`append`, for queries that attend now to entries which are taken in later."""
-        if not self.is_open:
+        if not self.is_allocated:
             return AttentionInputs(keys, values, real)
         self.require_fit(keys)
-        return self._chunk_inputs(keys.detach(), values.detach(), real)
-
-    def slot_positions(self) -> Tensor:
-        """(B, H_kv, longest row) int32: the token behind each stored entry, in slot order; -1 where a row has none."""
-        size = self.slab.longest
-        held, valid = self.slab.positions[:, :, :size].clone(), self.slab.valid(size)
-        return held if valid is None else held.masked_fill_(~valid.unsqueeze(1), -1)
+        return inputs_behind(self.slab, keys.detach(), values.detach(), real)
 
     def require_fit(self, keys: Tensor) -> None:
         """Raise ``ValueError`` unless new keys (B, H_kv, m, D) have the shape of those stored."""
@@ -261,19 +225,6 @@ class BoundedLayer:
                 f"(B, H_kv, D) = {expected}; use a new cache for another batch"
             )
 
-    def _chunk_inputs(self, keys: Tensor, values: Tensor, real: Tensor | None) -> AttentionInputs:
-        """Several tokens are attended to beside what is stored, and stored by :meth:`observe`."""
-        slab, stored = self.slab, self.slab.longest
-        if stored == 0:
-            return AttentionInputs(keys, values, real)
-        valid = slab.valid(stored)
-        if valid is not None or real is not None:
-            old = valid if valid is not None else real.new_ones(real.shape[0], stored)
-            new = real if real is not None else valid.new_ones(valid.shape[0], keys.shape[2])
-            valid = torch.cat([old, new], dim=1)
-        keys = torch.cat([slab.keys[:, :, :stored], keys], dim=2)
-        return AttentionInputs(keys, torch.cat([slab.values[:, :, :stored], values], dim=2), valid)
-
     def observe(self, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
         """Let the policy see the queries of the entries appended last, and evict the rows that are full.
 
@@ -282,24 +233,24 @@ class BoundedLayer:
             rope: the model's rope of these m tokens.
             params: how the layer computes its logits.
         """
-        queries, chunk, self._chunk = queries.detach(), self._chunk, None
+        queries, chunk, self.pending = queries.detach(), self.pending, None
         self.params, self.rotation = params, rope.table
-        turn = rope.cos.shape[-1], rope.cos.dtype, rope.apply
-        self.form = QueryForm(queries.shape[1], queries.shape[3], queries.dtype, *turn)
-        if chunk is not None:
-            keys = [
-                (self._group_key(row), self.slab.num_seen[row], count) if count else None
-                for row, count in enumerate(chunk.counts)
-            ]
-            for key, rows in group_rows(keys, queries.device):
-                if key is not None:
-                    self._store_chunk(chunk, rows, queries, rope, params)
+        rotary = rope.cos.shape[-1], rope.cos.dtype, rope.apply
+        self.form = QueryForm(queries.shape[1], queries.shape[3], queries.dtype, *rotary)
+        if chunk is None:
+            self.observe_step(queries, rope, params)
             return
-        self.observe_step(queries, rope, params)
+        keys = [
+            (self._group_of(number), row.seen, count) if count else None
+            for number, (row, count) in enumerate(zip(self.rows, chunk.counts, strict=True))
+        ]
+        for key, rows in group_rows(keys, queries.device):
+            if key is not None:
+                self._observe_chunk(chunk, rows, queries, rope, params)
 
     def observe_step(self, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
         """As :meth:`observe`, of a decode step: one query (B, H, 1, D) of each row."""
-        left = [self._until_full(row, length) for row, length in enumerate(self.slab.lengths)]
+        left = [row.left for row in self.rows]
         everyone = Rows(list(range(len(left))))
         if self.policy.observes_entries and self.policy.observes_free_slots:
             slab, size = self.slab, self.slab.longest
@@ -309,160 +260,90 @@ class BoundedLayer:
             view = self._view(everyone, rope, params, [slab.keys[:, :, :size], slab.values[:, :, :size], held])
             self.state.observe(queries, rope, left, everyone, view)
         elif self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
-            every = [self._group_key(row) for row in range(len(left))]
-            for _, rows in group_rows(every, queries.device):
+            for _, rows in group_rows([self._group_of(number) for number in everyone.numbers], queries.device):
                 view = self._view(rows, rope.of_rows(rows), params)
-                own_left = [left[row] for row in rows.numbers]
+                own_left = [left[number] for number in rows.numbers]
                 self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
         else:
             self.state.observe(queries, rope, left, everyone, None)
         self.columns = None
         if min(left) <= 0:
             if self.keeps_columns:
-                self.columns = self.slot_positions()
-            keys = [self._group_key(row) if n <= 0 else None for row, n in enumerate(left)]
+                self.columns = self.slab.slot_positions()
+            keys = [self._group_of(number) if n <= 0 else None for number, n in enumerate(left)]
             for key, rows in group_rows(keys, queries.device):
                 if key is not None:
-                    self._evict(self._view(rows, rope.of_rows(rows), params), stored=True)
+                    self._evict(self._view(rows, rope.of_rows(rows), params), self.slab)
 
-    def _store_chunk(self, chunk: _Chunk, rows: Rows, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
-        """Store a chunk of rows that are alike; what does not fit is evicted before it is stored."""
-        slab, first = self.slab, rows.numbers[0]
-        count, stored, seen = chunk.counts[first], slab.lengths[first], slab.num_seen[first]
-        both = [rows.take(t) for t in (chunk.inputs.keys, chunk.inputs.values)]
-        queries, rope = rows.take(queries), rope.of_rows(rows)
-        new = [t[:, :, chunk.stored :] for t in both]
-        is_padded = count < new[0].shape[2]
-        if is_padded:
-            order = (~rows.take(chunk.real)).to(torch.int8).argsort(dim=1, stable=True)[:, :count]
-            new, queries, rope = [pick_steps(t, order) for t in new], pick_steps(queries, order), rope.gather(order)
-        positions = torch.arange(seen, seen + count, dtype=torch.int32, device=queries.device)
-        positions = positions.expand(*new[0].shape[:2], -1)
-        slab.saw(rows, count)
-        full_at = self.schedule.full_at(self.prompts[first], self.num_evictions[first])
-        left = NO_EVICTION if full_at is None else full_at - stored - count
-        if left > 0:  # the next step may be full before the chunk would have been
-            left = max(1, self._until_full(first, stored + count))
-        view = None
+    def _observe_chunk(
+        self, chunk: PendingChunk, rows: Rows, queries: Tensor, rope: Rope, params: AttentionParams
+    ) -> None:
+        """Store a chunk of rows that stand alike; what does not fit is evicted before it is stored."""
+        own = chunk.of_rows(self.slab, rows, queries, rope)
+        left, view = self.slab.counts.store(rows, own.keys.shape[2]), None
         if left > 0:
-            slab.append_chunk(rows, *new, positions)
+            own.store()
             if self.policy.observes_entries:
-                view = self._view(rows, rope, params)
+                view = self._view(rows, own.rope, params)
         else:
-            if is_padded or stored < chunk.stored:
-                both = [
-                    torch.cat([rows.take(t)[:, :, :stored], n], dim=2)
-                    for t, n in zip((slab.keys, slab.values), new, strict=True)
-                ]
-                self.copied_bytes += sum(t.nbytes for t in both)
-            held = torch.cat([rows.take(slab.positions)[:, :, :stored], positions], dim=2)
-            view = self._view(rows, rope, params, [*both, held])
-        self.state.observe(queries, rope, [left] * len(rows), rows, view if self.policy.observes_entries else None)
+            entries, copied = own.entries()
+            self.copied_bytes += copied
+            view = self._view(rows, own.rope, params, entries)
+        observed = view if self.policy.observes_entries else None
+        self.state.observe(own.queries, own.rope, [left] * len(rows), rows, observed)
         if left <= 0:
-            self._evict(view, stored=False)
+            self._evict(view, own)
 
-    def _evict(self, view: CacheView, stored: bool) -> None:
-        """Score, select, compact. All rows of the view are alike.
-
-        Args:
-            stored: whether the view's entries are those of the slab, or a copy that was never stored.
-        """
-        rows, first = view.rows, view.rows.numbers[0]
-        prompt = self.prompts[first]
-        scores = self.policy.score(view, self.state)
-        evictions, length = self.num_evictions[first], scores.shape[-1]
-        if stored:
-            budget = self.schedule.kept_in_step(prompt, evictions, length)
-        else:
-            budget = self.schedule.kept_in_chunk(prompt, evictions)
-        keep = ops.select_entries(
-            scores,
-            view.positions,
-            budget,
-            prefix=self.schedule.prefix_for(prompt),
-            protect=self.schedule.protect,
-        )
-        events = self._events(view, scores, keep) if self.on_evict is not None else []
-        if stored:
-            source = self.slab.compact(rows, keep)
-        else:
-            source = self.slab.replace(rows, view.keys, view.values, view.positions, keep)
-        self.state.evicted(source, rows)
-        for row in rows.numbers:
-            self.num_evictions[row] += 1
+    def _evict(self, view: CacheView, store: EntryStore) -> None:
+        """Evict rows that stand alike. store: where the entries of the view lie."""
+        row, rows = self.rows[view.rows.numbers[0]], self.rows
+        keep, length = row.due, view.positions.shape[-1]
+        retention = Retention(keep, self.schedule.prefix_for(row.prompt), self.schedule.protect)
+        now = [rows[number].seen - 1 for number in view.rows.numbers]
+        layers = self.indices if self.on_evict is not None else ()
+        events = evict(self.policy, self.state, view, store, retention, layers, now)
         if self.schedule.growth:
-            self._reserve(self._capacity(self.prompts, self.num_evictions))
-        self.entries_dropped += (scores.shape[-1] - keep.shape[-1]) * scores.shape[0] * scores.shape[1]
+            self._reserve()
+        self.entries_dropped += (length - keep) * view.positions.shape[0] * view.positions.shape[1]
         for event in events:
             self.on_evict(event)
-
-    def _events(self, view: CacheView, scores: Tensor, keep: Tensor) -> list[EvictionEvent]:
-        """One for each layer."""
-        gone = torch.ones(scores.shape, dtype=torch.bool, device=keep.device).scatter_(-1, keep, False)
-        dropped = view.positions[gone].view(*keep.shape[:2], -1)
-        kept = view.positions.gather(-1, keep).sort(dim=-1).values
-        tables = view.positions.clone(), scores, kept, dropped.sort(dim=-1).values
-        rows, now = view.rows.numbers, [self.slab.num_seen[row] - 1 for row in view.rows.numbers]
-        by_layer = zip(*(table.chunk(len(self.indices), dim=1) for table in tables), strict=True)
-        return [
-            EvictionEvent(index, list(rows), list(now), *(table.contiguous() for table in own))
-            for index, own in zip(self.indices, by_layer, strict=True)
-        ]
 
     def _view(self, rows: Rows, rope: Rope, params: AttentionParams, entries: list[Tensor] | None = None) -> CacheView:
         """Entries of some rows, by default those stored. ``rope``: the steps just seen; the last one is now."""
         slab, steps = self.slab, rope.cos.shape[1]
         if entries is None:
-            length = max(slab.lengths[row] for row in rows.numbers)
+            length = max(self.rows[number].stored for number in rows.numbers)
             entries = [rows.take(t)[:, :, :length] for t in (slab.keys, slab.values, slab.positions)]
         now = rows.take(slab.num_seen_on_device).long() - 1
         return CacheView(*entries, now, rope.steps(steps - 1, steps), params, rows, len(self.indices))
 
-    def _full_at(self, row: int) -> int | None:
-        return self.schedule.full_in_step_at(self.prompts[row], self.num_evictions[row])
-
-    def _until_full(self, row: int, length: int) -> int:
-        full_at = self._full_at(row)
-        return NO_EVICTION if full_at is None else full_at - length
-
-    def _group_key(self, row: int) -> Hashable:
-        """Rows with equal keys hold as many entries, and are evicted alike."""
-        plan = self.schedule.prefix_for(self.prompts[row]), self._full_at(row)
-        return self.slab.lengths[row], plan, self.state.row_key(row)
+    def _group_of(self, number: int) -> Hashable:
+        """Rows in equal groups hold the same number of entries, and are evicted alike."""
+        return self.rows[number].group, self.state.row_key(number)
 
     def select_rows(self, index: Tensor) -> None:
         """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""
-        if not self.is_open:
+        if not self.is_allocated:
             return
-        index, numbers = self._numbers_of(index)
+        index = index.to(self.slab.keys.device)
+        alike = {(row.group, self.state.row_key(n), row.seen, row.evictions) for n, row in enumerate(self.rows)}
+        # Where rows stand alike, any of them may stand for another, and the host need not wait for the device.
+        numbers = [0] * index.shape[0] if len(alike) == 1 else index.tolist()
         self.slab.select_rows(index, numbers)
         self.state.select_rows(index, numbers)
 
-    def _numbers_of(self, index: Tensor) -> tuple[Tensor, list[int]]:
-        """index (B_new,) on the device, and on the host: where rows are alike, any may stand for another."""
-        index = index.to(self.slab.keys.device)
-        every = range(len(self.prompts))
-        alike = len({(self._group_key(row), self.slab.num_seen[row], self.num_evictions[row]) for row in every}) == 1
-        return index, [0] * index.shape[0] if alike else index.tolist()
-
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""
-        if not self.is_open:
+        if not self.is_allocated:
             return
         self.slab.check_integrity()
-        for row, length in enumerate(self.slab.lengths):
-            prompt, seen = self.prompts[row], self.slab.num_seen[row]
-            full_at = self.schedule.full_at(prompt, self.num_evictions[row])
-            assert full_at is None or length < full_at, (row, length, full_at)
-            held = self.slab.positions[row, :, :length].sort(dim=-1).values
-            prefix, protect = min(self.schedule.prefix_for(prompt), length), min(self.schedule.protect, length)
+        for number, row in enumerate(self.rows):
+            length, seen = row.stored, row.seen
+            assert row.due is None, f"row {number} was to be evicted"
+            assert row.full_at is None or length < row.full_at, (number, length, row.full_at)
+            held = self.slab.positions[number, :, :length].sort(dim=-1).values
+            prefix, protect = min(self.schedule.prefix_for(row.prompt), length), min(self.schedule.protect, length)
             start = torch.arange(prefix, device=held.device)
             end = torch.arange(seen - protect, seen, device=held.device)
-            assert (held[:, :prefix] == start).all(), f"row {row} lost protected first entries"
-            assert (held[:, length - protect :] == end).all(), f"row {row} lost protected last entries"
-
-
-def pick_steps(tensor: Tensor, order: Tensor) -> Tensor:
-    """Steps of each row's own choice. tensor (R, heads, m, D), order (R, c) int64 -> (R, heads, c, D), a copy."""
-    index = order[:, None, :, None].expand(-1, tensor.shape[1], -1, tensor.shape[-1])
-    return tensor.gather(2, index)
+            assert (held[:, :prefix] == start).all(), f"row {number} lost protected first entries"
+            assert (held[:, length - protect :] == end).all(), f"row {number} lost protected last entries"

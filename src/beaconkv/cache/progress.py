@@ -1,35 +1,37 @@
-"""One row of a bounded cache, told by counting alone: how many entries it holds, and when it is evicted.
+"""Where one row of a bounded cache stands, by counting alone: its entries, and when it is evicted.
 
-Evictions are decided by count, so where a row stands is a function of its schedule, its prompt and the number of tokens
-it has seen. Whoever keeps the blocks of a paged cache and whoever fills them can each count for themselves.
+Evictions are decided by counting, so the state of a row is a function of its schedule, its prompt and the number of
+tokens it has seen. This is the only counter of the library: the layers of a cache, the scheduler and the worker of a
+paged cache, and a replay each hold one for every row, and never have to tell each other.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 from ..schedule import EvictionSchedule
 
 NO_EVICTION = 1 << 62
-"""Steps until an eviction that does not come."""
+"""Entries that may still come where nothing is ever evicted."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """Tokens that follow each other without an eviction between them.
+class Chunk:
+    """Consecutive tokens of one row without an eviction between them.
 
     Attributes:
         start, stop: logical positions, half-open.
-        stored: entries held before the first of them.
-        piece: where the piece of the prompt begins that they belong to, or None: they are decode steps.
-        left: entries that may still come after the last of them; None in the middle of a piece.
-        keep: entries that the eviction after them leaves, or None: there is none.
+        stored: number of entries held before the first of them.
+        prefill_start: position at which the prefill chunk begins that they belong to; None for decode steps.
+        left: number of entries that may still come after the last of them; None in the middle of a prefill chunk.
+        keep: number of entries that the eviction after them leaves; None where no eviction follows.
     """
 
     start: int
     stop: int
     stored: int
-    piece: int | None
+    prefill_start: int | None
     left: int | None
     keep: int | None
 
@@ -38,87 +40,158 @@ class Run:
 
 
 class Progress:
-    """Where one row stands. It comes to the same point however its tokens are dealt out.
+    """The counter of one row. It reaches the same state in whatever portions its tokens come.
 
-    The prompt is taken in pieces of ``piece`` tokens, with an eviction after each that fills the row; what comes
-    after is taken token by token. A piece of one token is a decode step, as it is in
-    :class:`~beaconkv.cache.BoundedLayer`.
+    Tokens come in one of two ways. A decode step takes one token: :meth:`store`, then :meth:`end_step`. A chunk of a
+    prompt is stored whole before anything is evicted: :meth:`store`, then :meth:`end_chunk`. :meth:`advance` does both
+    for a prompt in chunks of a fixed size; a chunk of one token is then a decode step.
 
     Args:
         schedule: of the row.
-        prompt: its tokens that are not decode steps.
-        piece: tokens of the prompt between two evictions at least.
+        prompt: number of tokens that are not decode steps.
+        chunk: number of prompt tokens in each chunk that :meth:`advance` takes.
 
     Attributes:
-        seen: tokens so far.
-        stored: entries held, before the eviction that is due.
-        due: entries which that eviction leaves, or None: none is due.
-        evictions: that came, without the one that is due.
+        seen: number of tokens so far: the next logical position.
+        stored: number of entries held, before the eviction that is due.
+        due: number of entries which that eviction leaves; None where none is due.
+        evictions: number of evictions so far, without the one that is due.
 
     Raises:
-        ValueError: a prompt that the schedule has no room for.
+        ValueError: the schedule has no room for the prompt.
+
+    Example:
+        >>> progress = Progress(EvictionSchedule(64), prompt=10, chunk=10)
+        >>> [chunk.stop for chunk in progress.advance(100) if chunk.keep is not None]
+        [64, 72, 80, 88, 96]
     """
 
-    def __init__(self, schedule: EvictionSchedule, prompt: int, piece: int) -> None:
-        if schedule.budget is not None:
-            schedule.kept_for(prompt)
-        self.schedule, self.prompt, self.piece = schedule, prompt, piece
+    def __init__(self, schedule: EvictionSchedule, prompt: int, chunk: int = 1) -> None:
+        self.schedule, self.prompt, self.chunk = schedule, 0, chunk
         self.seen = self.stored = self.evictions = 0
         self.due: int | None = None
+        self.extend_prompt(prompt)
+
+    def extend_prompt(self, tokens: int) -> None:
+        """Make the prompt longer by some tokens.
+
+        Raises:
+            ValueError: the schedule has no room for the prompt.
+        """
+        self.require_room(tokens)
+        self.prompt += tokens
+        self._update()
+
+    def require_room(self, tokens: int) -> None:
+        """Raise ``ValueError`` if the schedule has no room for a prompt that is longer by some tokens."""
+        if self.schedule.budget is not None:
+            self.schedule.kept_for(self.prompt + tokens)
+
+    def _update(self) -> None:
+        """After a change of prompt or evictions."""
+        self.full_at = self.schedule.full_at(self.prompt, self.evictions)
+        """Number of entries at which a chunk is evicted; None: never."""
+        self.full_in_step_at = self.schedule.full_in_step_at(self.prompt, self.evictions)
+        """The same of a decode step."""
+
+    def copy(self) -> Progress:
+        """An independent counter in the same state."""
+        return copy(self)
+
+    @property
+    def state(self) -> tuple[int | None, ...]:
+        """Everything that differs between rows of one schedule: equal where two rows stand alike."""
+        return self.prompt, self.seen, self.stored, self.evictions, self.due
+
+    @property
+    def group(self) -> tuple[int | None, ...]:
+        """Equal for rows that hold the same number of entries and are evicted alike."""
+        return self.stored, self.schedule.prefix_for(self.prompt), self.full_in_step_at
+
+    @property
+    def left(self) -> int:
+        """Number of entries that decode steps may still add before an eviction; 0 or less: it is due."""
+        return NO_EVICTION if self.full_in_step_at is None else self.full_in_step_at - self.stored
 
     @property
     def settled(self) -> int:
-        """Entries held after the eviction that is due."""
+        """Number of entries held after the eviction that is due."""
         return self.stored if self.due is None else self.due
 
     def settle(self) -> None:
-        """The eviction that is due has come."""
+        """Count the eviction that is due, if one is: it has been carried out."""
         if self.due is not None:
             self.stored, self.due = self.due, None
             self.evictions += 1
+            self._update()
 
-    def advance(self, tokens: int) -> list[Run]:
-        """Take in so many tokens. Of the evictions that fall due, the last may remain due."""
-        runs, stop = [], self.seen + tokens
+    def store(self, tokens: int) -> None:
+        """Count new tokens and their entries; nothing falls due yet."""
+        self.seen += tokens
+        self.stored += tokens
+
+    def end_step(self) -> int:
+        """Decide about an eviction after decode steps; returns :attr:`left`."""
+        left = self.left
+        if left <= 0:
+            self.due = self.schedule.kept_in_step(self.prompt, self.evictions, self.stored)
+        return left
+
+    def end_chunk(self) -> int:
+        """Decide about an eviction at the end of a chunk; returns the number of entries that may still come."""
+        if self.full_at is None:
+            return NO_EVICTION
+        left = self.full_at - self.stored
+        if left <= 0:
+            self.due = self.schedule.kept_in_chunk(self.prompt, self.evictions)
+            return left
+        return max(1, self.left)  # the next step may be full before the chunk would have been
+
+    def advance(self, tokens: int) -> list[Chunk]:
+        """Take in some tokens. Of the evictions that fall due among them, the last may remain due."""
+        chunks, stop = [], self.seen + tokens
         while self.seen < stop:
             self.settle()
-            runs.append(self._run(stop))
-        return runs
+            chunks.append(self._next(stop))
+        return chunks
 
-    def _run(self, stop: int) -> Run:
-        start, stored, evictions = self.seen, self.stored, self.evictions
-        piece = start // self.piece * self.piece
-        end = min(self.prompt, piece + self.piece)
-        if start < self.prompt and end - piece > 1:
-            return self._into_piece(piece, end, min(stop, end))
-        full_at = self.schedule.full_in_step_at(self.prompt, evictions)
-        room = NO_EVICTION if full_at is None else full_at - stored
-        # A piece may have filled the row beyond where a step is evicted early: the eviction comes with the next step.
-        self.seen = min(stop, start + (1 if start < self.prompt else max(room, 1)))
-        self.stored += self.seen - start
-        left = room - (self.seen - start)
-        if left <= 0:
-            self.due = self.schedule.kept_in_step(self.prompt, evictions, self.stored)
-        return Run(start, self.seen, stored, None, left, self.due)
-
-    def _into_piece(self, piece: int, end: int, stop: int) -> Run:
+    def _next(self, stop: int) -> Chunk:
         start, stored = self.seen, self.stored
-        self.seen, self.stored, left = stop, stored + stop - start, None
-        if stop == end:
-            full_at = self.schedule.full_at(self.prompt, self.evictions)
-            left = NO_EVICTION if full_at is None else full_at - self.stored
-            if left <= 0:
-                self.due = self.schedule.kept_in_chunk(self.prompt, self.evictions)
-            elif full_at is not None:  # the next step may be full before the piece would have been
-                left = max(1, self.schedule.full_in_step_at(self.prompt, self.evictions) - self.stored)
-        return Run(start, stop, stored, piece, left, self.due)
+        chunk_start = start // self.chunk * self.chunk
+        chunk_end = min(self.prompt, chunk_start + self.chunk)
+        if start < self.prompt and chunk_end - chunk_start > 1:
+            self.store(min(stop, chunk_end) - start)
+            left = self.end_chunk() if self.seen == chunk_end else None
+            return Chunk(start, self.seen, stored, chunk_start, left, self.due)
+        # A chunk may have filled the row beyond where a step is evicted early: the eviction comes with the next step.
+        self.store(min(stop - start, 1 if start < self.prompt else max(self.left, 1)))
+        left = self.end_step()
+        return Chunk(start, self.seen, stored, None, left, self.due)
 
 
-def most_slots(schedule: EvictionSchedule, piece: int, tokens: int) -> int | None:
-    """Slots that a row needs at most when up to so many tokens come at once; None: there is no bound.
+def eviction_steps(schedule: EvictionSchedule, prompt: int, tokens: int) -> list[int]:
+    """Positions of the tokens right after which a row is evicted whose prompt comes in one chunk.
 
-    A piece may be under way in a row that was almost full, and all that comes is stored before anything is evicted.
+    Args:
+        schedule: of the row.
+        prompt: number of tokens of the prompt.
+        tokens: number of all tokens.
+
+    Raises:
+        ValueError: the schedule has no room for the prompt.
+    """
+    progress = Progress(schedule, prompt, prompt)
+    progress.store(prompt)
+    progress.end_chunk()
+    evicted = [] if progress.due is None else [prompt - 1]
+    return evicted + [chunk.stop - 1 for chunk in progress.advance(tokens - prompt) if chunk.keep is not None]
+
+
+def most_slots(schedule: EvictionSchedule, chunk: int, tokens: int) -> int | None:
+    """Number of slots that a row needs at most when up to ``tokens`` tokens come at once; None: there is no bound.
+
+    A chunk may be under way in a row that was almost full, and all that comes is stored before anything is evicted.
     """
     if schedule.budget is None or schedule.growth or schedule.scope == "output":
         return None
-    return schedule.budget - 1 + (piece - 1) + tokens
+    return schedule.budget - 1 + (chunk - 1) + tokens

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..types import Rows, persistent_zeros
+from ..types import CacheView, Rows, persistent_zeros
 from .counts import RowCounts
 
 GROWTH = 256
@@ -78,13 +78,13 @@ class EntrySlab:
 
     @property
     def lengths(self) -> list[int]:
-        """Per row, entries stored."""
-        return self.counts.lengths
+        """Per row, number of entries stored."""
+        return [row.stored for row in self.counts.rows]
 
     @property
     def num_seen(self) -> list[int]:
-        """Per row, tokens seen: the next logical position."""
-        return self.counts.num_seen
+        """Per row, number of tokens seen: the next logical position."""
+        return [row.seen for row in self.counts.rows]
 
     @property
     def num_seen_on_device(self) -> Tensor:
@@ -93,8 +93,13 @@ class EntrySlab:
 
     @property
     def longest(self) -> int:
-        """Entries of the fullest row."""
-        return max(self.counts.lengths)
+        """Number of entries of the fullest row."""
+        return max(row.stored for row in self.counts.rows)
+
+    @property
+    def shortest(self) -> int:
+        """Number of entries of the emptiest row."""
+        return min(row.stored for row in self.counts.rows)
 
     @property
     def kv_bytes(self) -> int:
@@ -114,20 +119,20 @@ class EntrySlab:
 
     def valid(self, size: int) -> Tensor | None:
         """(B, size) bool: which of the first slots hold entries; None when all do."""
-        if min(self.lengths) >= size:
+        if self.shortest >= size:
             return None
         return torch.arange(size, device=self.keys.device) < self.counts.lengths_on_device.unsqueeze(1)
 
     def begin_step(self, layers: int = 1) -> Step:
-        """Count one new entry in every row; whoever asked writes it. ``layers``: whose heads are side by side."""
+        """Count one new entry in every row; the caller writes it. layers: number of layers whose heads are stacked."""
         last, counts = self.longest, self.counts
         self._ensure_capacity(last + 1)
         new_keys = new_values = slots = None
-        if min(counts.lengths) == last:
+        if self.shortest == last:
             self.positions[:, :, last] = counts.num_seen_on_device.unsqueeze(1)
             new_keys, new_values = (t.select(2, last).chunk(layers, dim=1) for t in (self.keys, self.values))
         else:
-            row = torch.arange(len(counts.lengths), device=self.keys.device)
+            row = torch.arange(len(counts.rows), device=self.keys.device)
             slots = row, counts.lengths_on_device.clone()
             self.positions[row, :, slots[1]] = counts.num_seen_on_device.unsqueeze(1)
         counts.step()
@@ -135,38 +140,38 @@ class EntrySlab:
         return Step(keys, values, self.valid(last + 1), new_keys, new_values, slots)
 
     def append_chunk(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Several new entries in rows of one length. keys, values: (R, H_kv, m, D), positions (R, H_kv, m)."""
-        start = self.lengths[rows.numbers[0]]
-        self._ensure_capacity(start + keys.shape[2])
-        for slab, new in ((self.keys, keys), (self.values, values), (self.positions, positions)):
-            rows.put(slab, 2, start, new)
-        self.counts.hold(rows, start + keys.shape[2])
-
-    def saw(self, rows: Rows, tokens: int) -> None:
-        """Count tokens that came in a chunk, stored or not."""
-        self.counts.saw(rows, tokens)
-
-    def compact(self, rows: Rows, keep: Tensor) -> Tensor:
-        """Keep these slots, moving entries only into holes.
+        """Write the entries that were counted last, in rows that stand alike.
 
         Args:
-            keep: (R, H_kv, K) int64 ascending slots; the rows are of one length.
-
-        Returns:
-            (R, H_kv, K) int64: slot i now holds what slot ``source[..., i]`` held.
+            rows: whose entries these are.
+            keys, values: (R, H_kv, m, D).
+            positions: (R, H_kv, m) int32.
         """
-        num_entries = self.lengths[rows.numbers[0]]
+        stop = self.counts.rows[rows.numbers[0]].stored
+        self._ensure_capacity(stop)
+        for slab, new in ((self.keys, keys), (self.values, values), (self.positions, positions)):
+            rows.put(slab, 2, stop - keys.shape[2], new)
+
+    def retain(self, view: CacheView, keep: Tensor) -> Tensor:
+        """Keep some of the entries stored, moving them only into holes; see :class:`~.eviction.EntryStore`."""
+        num_entries = view.positions.shape[-1]
         source = ops.fill_holes_source(keep, num_entries)
-        ops.fill_holes([self.keys, self.values, self.positions], source, num_entries, rows)
-        self.counts.hold(rows, keep.shape[-1])
+        ops.fill_holes([self.keys, self.values, self.positions], source, num_entries, view.rows)
+        self.counts.settle(view.rows)
         return source
 
-    def replace(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor, keep: Tensor) -> Tensor:
-        """Store the chosen ones of other entries (R, H_kv, N, D) instead; returns the source as :meth:`compact`."""
-        for slab, entries in ((self.keys, keys), (self.values, values), (self.positions, positions)):
-            rows.put(slab, 2, 0, ops.gather_entries(entries, keep))
-        self.counts.hold(rows, keep.shape[-1])
+    def replace(self, view: CacheView, keep: Tensor) -> Tensor:
+        """Store some entries of a view that were never stored, in the place of those that were; as :meth:`retain`."""
+        for slab, entries in ((self.keys, view.keys), (self.values, view.values), (self.positions, view.positions)):
+            view.rows.put(slab, 2, 0, ops.gather_entries(entries, keep))
+        self.counts.settle(view.rows)
         return keep
+
+    def slot_positions(self) -> Tensor:
+        """(B, H_kv, longest row) int32: the token behind each stored entry, in slot order; -1 where a row has none."""
+        size = self.longest
+        held, valid = self.positions[:, :, :size].clone(), self.valid(size)
+        return held if valid is None else held.masked_fill_(~valid.unsqueeze(1), -1)
 
     def _ensure_capacity(self, needed: int) -> None:
         missing = needed - self.keys.shape[2]
@@ -257,4 +262,4 @@ class SlabPart(EntrySlab):
         self.whole.reserve(capacity)
 
     def move_rows(self, index: Tensor, stored: int) -> None:
-        """Nothing: whoever holds the whole slab moves the entries of all layers at once."""
+        """Do nothing: the owner of the whole slab moves the entries of all layers at once."""

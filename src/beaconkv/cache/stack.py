@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ..types import AttentionParams, Rope, persistent_zeros
 from .counts import RowCounts
-from .layer import AttentionInputs, BoundedLayer
+from .layer import BoundedLayer
+from .pending import AttentionInputs
 from .slab import EntrySlab, SlabPart
 
 
@@ -42,7 +43,7 @@ class LayerStack:
         """Forget everything, counters included."""
         for layer in {self.whole, *self.layers}:
             layer.reset()
-        self.together = False
+        self.is_stacked = False
         self._can_stack = len(self.layers) == 1 or self.layers[0].policy.per_head
         self._appended = self._observed = 0
         self._forget_step()
@@ -51,12 +52,12 @@ class LayerStack:
         """Hold on to no slab and no queries of other rows than there are now."""
         self._step = self._queries = self._by_layer = None
 
-    def open(self, number: int, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
-        """Allocate for one layer, the first time for all: see :meth:`BoundedLayer.open`."""
-        allocate = EntrySlab if self.whole is self.layers[0] else partial(self._allocate, number)
-        self.layers[number].open(keys, values, prompts, allocate)
+    def allocate(self, number: int, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
+        """Allocate for one layer, the first time for all: see :meth:`BoundedLayer.allocate`."""
+        make_slab = EntrySlab if self.whole is self.layers[0] else partial(self._make_slab, number)
+        self.layers[number].allocate(keys, values, prompts, make_slab)
 
-    def _allocate(self, number: int, keys: Tensor, values: Tensor, slots: int | None) -> EntrySlab:
+    def _make_slab(self, number: int, keys: Tensor, values: Tensor, slots: int | None) -> EntrySlab:
         """The slab of a layer: a part of that of all, if it has the shape of the first that came."""
         if self.whole.slab is None:
             self.whole.slab = EntrySlab(keys, values, slots, len(self.layers))
@@ -69,9 +70,9 @@ class LayerStack:
         return SlabPart(whole, slice(number * heads, (number + 1) * heads))
 
     @property
-    def is_open(self) -> bool:
+    def is_allocated(self) -> bool:
         """Whether memory is allocated."""
-        return self.layers[0].is_open
+        return self.layers[0].is_allocated
 
     @property
     def counted(self) -> list[BoundedLayer]:
@@ -102,15 +103,15 @@ class LayerStack:
         if self._appended == 0:
             self._begin()
         self._appended += 1
-        if not self.together:
+        if not self.is_stacked:
             return layer.append(keys, values)
         step = self._step
         step.write(number, keys.detach(), values.detach())
         return AttentionInputs(step.keys[number], step.values[number], step.valid)
 
     def _begin(self) -> None:
-        self.join()
-        if self.together:
+        self.stack()
+        if self.is_stacked:
             self._step = self.whole.slab.begin_step(len(self.layers))
             self.whole.peak_entries = max(self.whole.peak_entries, self.whole.slab.longest)
 
@@ -128,7 +129,7 @@ class LayerStack:
         is_last = self._observed == len(self.layers)
         if is_last:
             self._appended = self._observed = 0
-        if not self.together:
+        if not self.is_stacked:
             self.layers[number].observe(queries, rope, params)
             return
         if self.whole is not self.layers[0]:
@@ -155,9 +156,9 @@ class LayerStack:
     def column_positions(self, number: int) -> Tensor:
         """(B, H_kv, N) int32: the tokens behind the entries that one layer attended to in the last decode step, in the
         order in which they stood; -1 where a row had none."""
-        layer = self.whole if self.together else self.layers[number]
-        positions = layer.slot_positions() if layer.columns is None else layer.columns
-        return positions.chunk(len(self.layers), dim=1)[number] if self.together else positions
+        layer = self.whole if self.is_stacked else self.layers[number]
+        positions = layer.slab.slot_positions() if layer.columns is None else layer.columns
+        return positions.chunk(len(self.layers), dim=1)[number] if self.is_stacked else positions
 
     def begin_compiled(self) -> RowCounts:
         """As all of :meth:`append`, where a compiled step writes the entries itself: they are counted."""
@@ -169,35 +170,35 @@ class LayerStack:
         """As all of :meth:`observe`. queries: (B, all H, 1, D)."""
         self.whole.observe_step(queries, rope, self._params)
 
-    def join(self) -> None:
-        """From now on together, if nothing stands against it."""
-        if self.together or not self._can_stack or not all(layer.is_open for layer in self.layers):
+    def stack(self) -> None:
+        """Put the heads of all layers into one state and one counter from now on, if the layers allow it."""
+        if self.is_stacked or not self._can_stack or not all(layer.is_allocated for layer in self.layers):
             return
         first = self.layers[0]
         self._params, self.form = first.params, first.form
         if self.whole is not first:
-            params = _shared_params([layer.params for layer in self.layers])
-            alike = {(layer.rotation, layer.form, layer._slots) for layer in self.layers}
+            params = stacked_params([layer.params for layer in self.layers])
+            alike = {(layer.rotation, layer.form, layer.capacity) for layer in self.layers}
             counts = [layer.slab.counts for layer in self.layers]
             state = None
-            if params is not None and len(alike) == 1 and all(c.on_host() == counts[0].on_host() for c in counts):
+            if params is not None and len(alike) == 1 and all(c.state == counts[0].state for c in counts):
                 state = type(first.state).stack([layer.state for layer in self.layers])
             if state is None:
                 self._can_stack = False
                 return
-            self.whole.state, self.whole._slots = state, first._slots
+            self.whole.state, self.whole.capacity = state, first.capacity
             for layer in (self.whole, *self.layers):
                 layer.slab.counts = counts[0]
             for layer in self.layers:
                 layer.state = None
             self._params = params
-        self.together = True
+        self.is_stacked = True
 
-    def part(self) -> None:
-        """From now on apart: several tokens are coming."""
-        if not self.together:
+    def unstack(self) -> None:
+        """Give each layer its own state and counters again: several tokens are coming."""
+        if not self.is_stacked:
             return
-        self.together = False
+        self.is_stacked = False
         self._forget_step()
         if self.whole is self.layers[0]:
             return
@@ -209,13 +210,13 @@ class LayerStack:
     def select_rows(self, index: Tensor) -> None:
         """Row i becomes what row ``index[i]`` was; the batch may grow or shrink. index: (B_new,) int64."""
         self._forget_step()
-        self.join()
-        if self.together:
+        self.stack()
+        if self.is_stacked:
             self.whole.select_rows(index)
             return
         if self.whole is not self.layers[0] and self.whole.slab is not None:
             device = self.whole.slab.keys.device
-            stored = max(layer.slab.longest for layer in self.layers if layer.is_open)
+            stored = max(layer.slab.longest for layer in self.layers if layer.is_allocated)
             self.whole.slab.move_rows(index.to(device), stored)
         for layer in self.layers:
             layer.select_rows(index)
@@ -224,16 +225,16 @@ class LayerStack:
     def state_bytes(self) -> int:
         """Bytes of positions, lengths and the policy's state."""
         own = 0 if self._queries is None else self._queries.nbytes
-        return own + sum(layer.state_bytes for layer in ([self.whole] if self.together else self.layers))
+        return own + sum(layer.state_bytes for layer in ([self.whole] if self.is_stacked else self.layers))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""
-        for layer in [self.whole] if self.together else self.layers:
+        for layer in [self.whole] if self.is_stacked else self.layers:
             layer.check_integrity()
 
 
-def _shared_params(params: list[AttentionParams]) -> AttentionParams | None:
-    """How all heads compute their logits; None if layers differ in more than their sinks."""
+def stacked_params(params: list[AttentionParams]) -> AttentionParams | None:
+    """How the stacked heads of some layers compute their logits; None if layers differ in more than their sinks."""
     first = params[0]
     same = {(p.scaling, p.softcap, p.sinks is None) for p in params}
     if len(same) > 1:

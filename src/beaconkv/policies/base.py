@@ -79,6 +79,13 @@ class LayerState:
         """The states of ``count`` layers again; this one is not used afterwards."""
         return [LayerState() for _ in range(count)]
 
+    def observation_queries(self, rows: Rows) -> Tensor | None:
+        """(R, H, m, D) float32 before RoPE: the queries that these rows are scored with now; None: there are none.
+
+        Asked for only where somebody listens to evictions.
+        """
+        return None
+
     @property
     def nbytes(self) -> int:
         """Bytes this state holds."""

@@ -139,6 +139,11 @@ class History(LayerState):
         """(R, H, m, D) the last queries after RoPE, oldest first."""
         return self.window.recents(rows)
 
+    def observation_queries(self, rows: Rows) -> Tensor:
+        window = self.window
+        recents = window.before_rope(window.num_recent[rows.numbers[0]], 0, rows)
+        return torch.cat([self.beacons(rows).float(), recents], dim=2)
+
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         self.window.select_rows(index, numbers)
         self.num_past = [self.num_past[row] for row in numbers]

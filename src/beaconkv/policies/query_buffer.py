@@ -214,6 +214,10 @@ class QueryBuffer(LayerState):
         """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once so many were seen."""
         return rows.take(self.recent).index_select(2, self._slots(self.num_recent[rows.numbers[0]], 0))
 
+    def observation_queries(self, rows: Rows) -> Tensor:
+        recents = self.before_rope(self.num_recent[rows.numbers[0]], 0, rows)
+        return torch.cat([self.beacons(rows).float(), recents], dim=2)
+
     def _slots(self, first: int, last: int) -> Tensor:
         """Ring slots of the queries from ``first`` steps back (inclusive) to ``last``, oldest first."""
         return torch.arange(self.next - first, self.next - last, device=self.recent.device) % self.n_recent

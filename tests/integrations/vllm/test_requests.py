@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from beaconkv import EvictionSchedule, make_policy, ops
 from beaconkv.cache import BoundedLayer
-from beaconkv.integrations.vllm.entries import half_by_half, read, side_by_side, slots_of, write
+from beaconkv.integrations.vllm.entries import half_by_half, positions_of, read, side_by_side, slots_of, write
 from beaconkv.integrations.vllm.requests import BoundedAttention, LayerGroup, is_step
 from beaconkv.integrations.vllm.rotary import LayerRope
 from beaconkv.types import AttentionParams
@@ -38,7 +38,7 @@ def alone(policy, schedule, piece, params, text, prompt, length):
     held = []
     for number in range(LAYERS):
         layer = BoundedLayer(policy, schedule)
-        layer.open(text.keys[number, None, :, :1], text.values[number, None, :, :1], [prompt])
+        layer.allocate(text.keys[number, None, :, :1], text.values[number, None, :, :1], [prompt])
         start = 0
         while start < length:
             stop = min(start + piece, prompt, length) if start < prompt else start + 1
@@ -76,26 +76,26 @@ class Server:
             while len(table) * SIZE < self.group.requests[name].progress.settled + tokens:
                 table.append(self.free.pop())
             table = torch.tensor(table, dtype=torch.int32)
-            request, runs = self.group.advance(name, tokens, table)
-            place = self.group.place(request) if is_step(runs) else None
-            planned.append((name, start, table, request, runs, place))
+            request, chunks = self.group.advance(name, tokens, table)
+            place = self.group.place(request) if is_step(chunks) else None
+            planned.append((name, start, table, request, chunks, place))
         for number in range(LAYERS):
-            for name, start, table, request, runs, place in planned:
+            for name, start, table, request, chunks, place in planned:
                 text, evicted = texts[name], False
-                self.store(number, table, runs[0].stored, text, start, runs[-1].stop)
+                self.store(number, table, chunks[0].stored, text, start, chunks[-1].stop)
                 if place is not None:
                     rows, columns = (torch.tensor([n]) for n in place)
                     if self.group.watches:
                         self.group.watch(number, rows, columns, text.queries[number, :, start][None])
                     continue
-                for order, run in enumerate(runs):
+                for order, chunk in enumerate(chunks):
                     if evicted:
-                        self.store(number, table, run.stored, text, run.start, run.stop)
-                    queries = text.queries[number, :, run.start : run.stop].transpose(0, 1).clone()
-                    self.group.observe(number, request, run, queries)
+                        self.store(number, table, chunk.stored, text, chunk.start, chunk.stop)
+                    queries = text.queries[number, :, chunk.start : chunk.stop].transpose(0, 1).clone()
+                    self.group.observe(number, request, chunk, queries)
                     queries.fill_(float("nan"))  # vLLM writes the next step's there
-                    if run.keep is not None and order + 1 < len(runs):
-                        self.group.evict(number, request, run, table)
+                    if chunk.keep is not None and order + 1 < len(chunks):
+                        self.group.evict(number, request, chunk, table)
                         evicted = True
 
     def store(self, number, table, slot, text, start, stop):
@@ -116,7 +116,7 @@ class Server:
             if joint and held is not None:
                 held = held.chunk(LAYERS)[number]
             keys, values = (read(e, table, progress.stored) for e in self.views(self.caches[number]))
-            result.append((self.group._positions(held, keys[None], progress.seen)[0], keys, values))
+            result.append((positions_of(held, KV_HEADS, progress.stored, progress.seen, keys.device), keys, values))
         return result
 
 

@@ -12,6 +12,7 @@ schedule = mutants_of("schedule.py", "test_schedule", GROWTH, STACK)
 slab = mutants_of("cache/slab.py", "cache/test_slab", STACK, ROWS, SCALAR, HIDDEN)
 autocast = mutants_of("cache/slab.py", "integrations/test_generate")
 layer = mutants_of("cache/layer.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
+eviction = mutants_of("cache/eviction.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
 stack = mutants_of("cache/stack.py", STACK, ROWS)
 progress = mutants_of("cache/progress.py", "cache/test_progress", "integrations/vllm/test_requests")
 
@@ -21,24 +22,24 @@ MUTANTS = [
     ),
     counts(
         "copies share what the host counts",
-        "own.lengths, own.num_seen, own.prompts, own.num_evictions = (list(numbers) for numbers in self.on_host())",
+        "own.rows = [row.copy() for row in self.rows]",
         "pass",
     ),
     counts("a step is not counted on the device", "self.num_seen_on_device.add_(1)", "pass"),
     counts(
         "a chunk of some rows counts for all",
-        "self.num_seen_on_device[rows.index] += tokens",
-        "self.num_seen_on_device.add_(tokens)",
+        "counted[rows.index] += tokens",
+        "counted.add_(tokens)",
     ),
     counts(
-        "prompts stay when rows move",
-        '("lengths", "num_seen", "prompts", "num_evictions")',
-        '("lengths", "num_seen", "num_evictions")',
+        "counters stay when rows move",
+        "self.rows = [self.rows[number].copy() for number in numbers]",
+        "pass",
     ),
     counts(
-        "counts of evictions stay when rows move",
-        '("lengths", "num_seen", "prompts", "num_evictions")',
-        '("lengths", "num_seen", "prompts")',
+        "rows that were copied count together",
+        "[self.rows[number].copy() for number in numbers]",
+        "[self.rows[number] for number in numbers]",
     ),
     counts(
         "an eviction of some rows sets all lengths",
@@ -73,10 +74,9 @@ MUTANTS = [
         "later = self.budget - self.budget_min - self.early if self.early else 0",
         "later = 0",
     ),
-    schedule("the counted evictions come one step late", "length >= full_at:\n", "length > full_at:\n"),
     schedule("scope output: the prompt counts", '(prompt if self.scope == "output" else 0)', "0"),
     schedule("scope output: the prompt is not what stays", "return budget_min + prompt", "return budget_min"),
-    slab("shorter rows show their free slots", "if min(self.lengths) >= size:", "if max(self.lengths) >= size:"),
+    slab("shorter rows show their free slots", "if self.shortest >= size:", "if self.longest >= size:"),
     slab(
         "the slots of a ragged step move on with the counts",
         "slots = row, counts.lengths_on_device.clone()",
@@ -97,8 +97,8 @@ MUTANTS = [
     ),
     slab(
         "values of an evicted prompt are not stored",
-        "for slab, entries in ((self.keys, keys), (self.values, values), (self.positions, positions)):",
-        "for slab, entries in ((self.keys, keys), (self.positions, positions)):",
+        "((self.keys, view.keys), (self.values, view.values), (self.positions, view.positions)):",
+        "((self.keys, view.keys), (self.positions, view.positions)):",
     ),
     slab("a grown slab forgets", "new[:, :, : old.shape[2]] = old", "pass"),
     slab("rows do not move", "slab[:, :, :stored].index_select(0, index)", "slab[: index.shape[0], :, :stored]"),
@@ -110,81 +110,99 @@ MUTANTS = [
     ),
     slab("a slab grows one piece too little", "-(-missing // GROWTH) * GROWTH", "missing // GROWTH * GROWTH"),
     layer("an eviction comes one step late", "if min(left) <= 0:", "if min(left) < 0:"),
-    layer("the memory does not follow the compaction", "self.state.evicted(source, rows)", "pass"),
+    eviction(
+        "the memory does not follow the compaction",
+        "state.evicted(store.retain(view, keep), view.rows)",
+        "store.retain(view, keep)",
+    ),
     layer(
         "now is the next token",
         "rows.take(slab.num_seen_on_device).long() - 1",
         "rows.take(slab.num_seen_on_device).long()",
     ),
-    layer("dropped entries of one row are counted", "* scores.shape[0] * scores.shape[1]", "* scores.shape[1]"),
+    layer(
+        "dropped entries of one row are counted",
+        "* view.positions.shape[0] * view.positions.shape[1]",
+        "* view.positions.shape[1]",
+    ),
     layer("free slots are seen", "held = held.masked_fill(~valid.unsqueeze(1), FREE)", "pass"),
     layer(
         "rows with other memories are alike",
-        "return self.slab.lengths[row], plan, self.state.row_key(row)",
-        "return self.slab.lengths[row], plan",
+        "return self.rows[number].group, self.state.row_key(number)",
+        "return self.rows[number].group",
     ),
     layer(
-        "rows with other plans are alike",
-        "return self.slab.lengths[row], plan, self.state.row_key(row)",
-        "return self.slab.lengths[row], self.state.row_key(row)",
+        "rows that are evicted at other lengths are alike",
+        "return self.rows[number].group, self.state.row_key(number)",
+        "return self.rows[number].stored, self.state.row_key(number)",
     ),
     layer(
         "rows of other numbers of tokens may stand for each other",
-        "self._group_key(row), self.slab.num_seen[row], self.num",
-        "self._group_key(row), self.num",
+        "self.state.row_key(n), row.seen, row.evictions)",
+        "self.state.row_key(n), row.evictions)",
     ),
     layer(
         "rows of other numbers of evictions may stand for each other",
-        "self.slab.num_seen[row], self.num_evictions[row]) for row",
-        "self.slab.num_seen[row]) for row",
+        "self.state.row_key(n), row.seen, row.evictions)",
+        "self.state.row_key(n), row.seen)",
     ),
-    layer("any row may stand for another", "[0] * index.shape[0] if alike else index.tolist()", "[0] * index.shape[0]"),
-    layer("memory stays when rows move", "self.state.select_rows(index, numbers)", "pass"),
     layer(
+        "any row may stand for another",
+        "[0] * index.shape[0] if len(alike) == 1 else index.tolist()",
+        "[0] * index.shape[0]",
+    ),
+    layer("memory stays when rows move", "self.state.select_rows(index, numbers)", "pass"),
+    eviction(
         "events show slots that change", "tables = view.positions.clone(), scores", "tables = view.positions, scores"
     ),
-    layer("a fixed prefix", "prefix=self.schedule.prefix_for(prompt),", "prefix=self.schedule.fixed_prefix,"),
+    layer("a fixed prefix", "keep, self.schedule.prefix_for(row.prompt),", "keep, self.schedule.fixed_prefix,"),
     stack(
-        "layers that part share their counts", "self.whole.slab.counts.clone(), state", "self.whole.slab.counts, state"
+        "unstacked layers share their counts", "self.whole.slab.counts.clone(), state", "self.whole.slab.counts, state"
     ),
     stack("all layers' queries in one place", "self._by_layer[number].copy_", "self._by_layer[0].copy_"),
-    stack("layers of other scaling are joined", "same = {(p.scaling, p.softcap,", "same = {(p.softcap,"),
-    stack("layers of other softcap are joined", "same = {(p.scaling, p.softcap,", "same = {(p.scaling,"),
+    stack("layers of other scaling are stacked", "same = {(p.scaling, p.softcap,", "same = {(p.softcap,"),
+    stack("layers of other softcap are stacked", "same = {(p.scaling, p.softcap,", "same = {(p.scaling,"),
     stack("evictions of steps are not counted", "else [self.whole, *self.layers]\n\n", "else self.layers\n\n"),
-    stack("entries of apart layers stay when rows move", "self.whole.slab.move_rows(index.to(device), stored)", "pass"),
+    stack(
+        "entries of unstacked layers stay when rows move", "self.whole.slab.move_rows(index.to(device), stored)", "pass"
+    ),
     stack("a second layer's entry in the first one's place", "step.write(number, keys", "step.write(0, keys"),
     progress(
         "evictions are not counted",
         "self.stored, self.due = self.due, None\n            self.evictions += 1",
         "self.stored, self.due = self.due, None",
     ),
-    progress("a piece of one token is a prompt's", "end - piece > 1", "end - piece > 0"),
+    progress("a chunk of one token is a prompt's", "chunk_end - chunk_start > 1", "chunk_end - chunk_start > 0"),
     progress(
-        "a piece may come on top of nothing",
-        "schedule.budget - 1 + (piece - 1) + tokens",
+        "a chunk may come on top of nothing",
+        "schedule.budget - 1 + (chunk - 1) + tokens",
         "schedule.budget - 1 + tokens",
     ),
     progress(
         "a row that is almost full needs no slot more",
-        "schedule.budget - 1 + (piece - 1) + tokens",
-        "schedule.budget - 2 + (piece - 1) + tokens",
+        "schedule.budget - 1 + (chunk - 1) + tokens",
+        "schedule.budget - 2 + (chunk - 1) + tokens",
     ),
-    progress("pieces begin where a step begins", "piece = start // self.piece * self.piece", "piece = start"),
+    progress(
+        "chunks begin where a step begins", "chunk_start = start // self.chunk * self.chunk", "chunk_start = start"
+    ),
     progress(
         "a prompt's single tokens run together",
-        "(1 if start < self.prompt else max(room, 1))",
-        "max(room, 1)",
-        equivalent="they are steps like those that follow, and a run of steps ends where an eviction is due",
+        "1 if start < self.prompt else max(self.left, 1))",
+        "max(self.left, 1))",
+        equivalent="they are steps like those that follow, and a chunk of steps ends where an eviction is due",
     ),
     progress(
         "a prompt leaves what a step leaves",
         "self.schedule.kept_in_chunk(self.prompt, self.evictions)",
         "self.schedule.kept_for(self.prompt, self.evictions)",
     ),
-    progress("evicted in the middle of a piece", "if stop == end:", "if stop <= end:"),
+    progress(
+        "evicted in the middle of a chunk", "if self.seen == chunk_end else None", "if self.seen <= chunk_end else None"
+    ),
     progress(
         "a step keeps what is over",
-        "self.schedule.kept_in_step(self.prompt, evictions, self.stored)",
-        "self.schedule.kept_for(self.prompt, evictions)",
+        "self.schedule.kept_in_step(self.prompt, self.evictions, self.stored)",
+        "self.schedule.kept_for(self.prompt, self.evictions)",
     ),
 ]

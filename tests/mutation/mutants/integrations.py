@@ -8,6 +8,7 @@ REQUESTS, WEIGHTS, HIDDEN, ROWS, GENERATE = (
 )  # fmt: skip
 
 requests = mutants_of("integrations/vllm/requests.py", REQUESTS)
+blocks = mutants_of("integrations/vllm/entries.py", REQUESTS)
 call = mutants_of("integrations/transformers/call.py", WEIGHTS, HIDDEN)
 host = mutants_of("integrations/transformers/host_layer.py", ROWS, GENERATE, "integrations/test_continuation")
 mask = mutants_of("integrations/transformers/attention.py", HIDDEN)
@@ -28,19 +29,15 @@ MUTANTS = [
     requests("what began before begins on top", "self.drop(name)\n        count", "count"),
     requests(
         "waiting steps are one nearer to the eviction",
-        "(progress.stored - waiting + 1 + step)",
-        "(progress.stored - waiting + 2 + step)",
+        "progress.left + waiting - 1 - step",
+        "progress.left + waiting - 2 - step",
     ),
     requests(
         "waiting steps are one later", "rope.steps(stop - waiting, stop)", "rope.steps(stop - waiting + 1, stop + 1)"
     ),
     requests("now is the next token", "torch.full((1,), seen - 1,", "torch.full((1,), seen,"),
     requests("beacons are turned to the next token", "rope.steps(seen - 1, seen)", "rope.steps(seen, seen + 1)"),
-    requests("the memory does not follow the compaction", "request.states[index].evicted(source, ALONE)", "pass"),
-    requests(
-        "positions do not follow the compaction", "ops.gather_entries(positions, source)[0]", "positions[0, :, :keep]"
-    ),
-    requests("queries of a piece are not copied", "append(queries.clone())", "append(queries)"),
+    requests("queries of a chunk are not copied", "append(queries.clone())", "append(queries)"),
     requests(
         "dropped entries are those that stay", "self.totals.dropped += count - keep", "self.totals.dropped += keep"
     ),
@@ -52,22 +49,24 @@ MUTANTS = [
         "elif request.waiting == WINDOW:",
     ),
     requests(
-        "a run's steps are all as near to the eviction as the last", "run.left + len(run) - 1 - step", "run.left - step"
+        "all steps of a chunk are as near to the eviction as the last",
+        "chunk.left + len(chunk) - 1 - step",
+        "chunk.left - step",
     ),
     requests(
+        "stacked layers with the first one's sinks",
+        "params = first.params if len(numbers) == 1 else self.stacked_params",
+        "params = first.params",
+    ),
+    blocks(
+        "positions do not follow the compaction",
+        "self.held = ops.gather_entries(view.positions, source)[0]",
+        "self.held = view.positions[0, :, : source.shape[-1]]",
+    ),
+    blocks(
         "all layers take the first one's entries",
-        "write(entries, table, into[0, heads], new[heads])",
-        "write(entries, table, into[0, heads], new[: cache[0].shape[1]])",
-    ),
-    requests(
-        "a joint memory with the first layer's sinks",
-        "params = self.layers[numbers[0]].params if alone else self._joint",
-        "params = self.layers[numbers[0]].params",
-    ),
-    requests(
-        "layers of other softcap are joined",
-        "(layer.params.scaling, layer.params.softcap, layer",
-        "(layer.params.scaling, layer",
+        "write(entries, self.table, into[0, heads], new[heads])",
+        "write(entries, self.table, into[0, heads], new[: layer[0].shape[1]])",
     ),
     call("policies see no sinks", "None if sinks is None else sinks.detach()", "None"),
     call("policies see no softcap", 'kwargs.get("softcap")', "None"),

@@ -199,15 +199,15 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
                 self._warn_of_loss(given.num_new)
             if self.cut is not None and columns < self.cut.columns:
                 self._columns.require_own_positions(given, columns, self._tokens_seen(given.rows))
-            if layer.is_open and self._bounded[0].waiting is None:
-                counts = layer.slab.counts
-                self._columns.require_continues(given, columns, counts.num_seen, counts.num_seen_on_device)
+            if layer.is_allocated and self._bounded[0].waiting is None:
+                slab = layer.slab
+                self._columns.require_continues(given, columns, slab.num_seen, slab.num_seen_on_device)
         self._pass = given, columns
 
     def _tokens_seen(self, rows: int) -> list[int]:
         """Per row, tokens so far, those that wait for the rest of their piece included."""
         host = self._bounded[0]
-        seen = host.layer.slab.num_seen if host.layer.is_open else [0] * rows
+        seen = host.layer.slab.num_seen if host.layer.is_allocated else [0] * rows
         waiting = [0] * len(seen) if host.waiting is None else host.waiting.counts
         return [count + more for count, more in zip(seen, waiting, strict=True)]
 
@@ -305,7 +305,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def note_peak(self, extra_bytes: int = 0) -> None:
         """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
-        slabs = sum(stack.kv_bytes for stack in self._stacks if stack.is_open)
+        slabs = sum(stack.kv_bytes for stack in self._stacks if stack.is_allocated)
         self._peak_kv_bytes = max(self._peak_kv_bytes, slabs + extra_bytes)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -315,8 +315,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        if self._bounded[0].layer.is_open:
-            self._select_rows(torch.arange(len(self._bounded[0].layer.prompts)).repeat_interleave(repeats))
+        if self._bounded[0].layer.is_allocated:
+            self._select_rows(torch.arange(len(self._bounded[0].layer.rows)).repeat_interleave(repeats))
 
     def _select_rows(self, index: Tensor) -> None:
         """By the one method that layers of all kinds have: linear ones know no other. index: (rows,) int64."""
@@ -402,7 +402,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             ValueError: a layer that is not bounded.
         """
         bounded = self._host(layer).layer
-        return bounded.slab.held_positions() if bounded.is_open else torch.empty(0, 0, 0, dtype=torch.int32)
+        return bounded.slab.held_positions() if bounded.is_allocated else torch.empty(0, 0, 0, dtype=torch.int32)
 
     def _host(self, layer: int) -> BoundedCacheLayer:
         bounded = {host.layer.index: host for host in self._bounded}
@@ -442,14 +442,14 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def row_evictions(self) -> list[int]:
         """Per row: how often its layers were evicted so far."""
-        layers = [host.layer.num_evictions for host in self._bounded if host.layer.is_open]
+        layers = [host.layer.num_evictions for host in self._bounded if host.layer.is_allocated]
         return [max(counts) for counts in zip(*layers, strict=True)]
 
     @property
     def stats(self) -> CacheStats:
         """Counters and measured bytes of the bounded layers."""
-        layers = [host.layer for host in self._bounded if host.layer.is_open]
-        stacks = [stack for stack in self._stacks if stack.is_open]
+        layers = [host.layer for host in self._bounded if host.layer.is_allocated]
+        stacks = [stack for stack in self._stacks if stack.is_allocated]
         counted = [layer for stack in stacks for layer in stack.counted]
         self.note_peak()
         kv_bytes = sum(stack.kv_bytes for stack in stacks)

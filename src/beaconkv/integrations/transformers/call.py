@@ -81,9 +81,9 @@ class LayerCall:
             raise ValueError(padding.reason)
         if cut is not None and self.host.num_columns >= cut.columns:
             cut = None  # the prompt is complete
-        if num_new == 1 and padding is None and layer.is_open and cut is None:
+        if num_new == 1 and padding is None and layer.is_allocated and cut is None:
             return self.step(module, query, key, value, kernel, **kwargs)
-        self.host.stack.part()
+        self.host.stack.unstack()
         new = Tokens(key, value, query, self.owner.rope_on(self.rope, query.device))
         on_host = None if padding is None else self.owner.padding_on_host(padding)
         if padding is not None:
@@ -194,7 +194,7 @@ class _Reader:
             if is_kept:
                 own = self._piece(piece, mask, counts, source.nbytes + piece.nbytes, False)[0]
             else:
-                own = self._attend(piece, host.layer.look(piece.keys, piece.values, mask))[0]
+                own = self._attend(piece, host.layer.peek(piece.keys, piece.values, mask))[0]
             at = [(r, j, c - before) for r, o in enumerate(order) for j, c in enumerate(o[: counts[r]]) if c >= before]
             if at:  # else all of them have waited, and were answered in the pass before
                 row, place, column = (torch.tensor(numbers, device=device) for numbers in zip(*at, strict=True))

@@ -77,7 +77,7 @@ class CompiledDecoder:
         self.cache.require_whole()
         require_uncompiled(self.model)
         stacks = self.cache._stacks
-        if not all(stack.is_open for stack in stacks):
+        if not all(stack.is_allocated for stack in stacks):
             raise ValueError("the cache is empty: read the prompt first")
         batch = len(stacks[0].layers[0].prompts)
         if tuple(ids.shape) != (batch, 1):
@@ -85,8 +85,8 @@ class CompiledDecoder:
         if ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"ids must be integers, got {ids.dtype}")
         for stack in stacks:
-            stack.join()
-            if not stack.together:
+            stack.stack()
+            if not stack.is_stacked:
                 raise ValueError(f"policy {self.cache.policy.name!r} or this model's layers cannot be stepped together")
         self._prepare(stacks, batch)
         for host in self.cache._bounded:

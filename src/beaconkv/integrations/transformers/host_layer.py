@@ -74,8 +74,8 @@ class BoundedCacheLayer(CacheLayerMixin):
             is_prompt: known to be of the prompt, also where it is a single token.
         """
         is_prompt |= key.shape[2] > 1
-        if not self.layer.is_open:
-            self.stack.open(self.number, key, value, counts)
+        if not self.layer.is_allocated:
+            self.stack.allocate(self.number, key, value, counts)
         elif is_prompt and not self.has_decoded:
             self.layer.extend_prompt(key, counts)
         self.has_decoded |= not is_prompt
@@ -109,7 +109,7 @@ class BoundedCacheLayer(CacheLayerMixin):
             counts: real tokens per row.
         """
         slab = self.layer.slab
-        old = self.layer.slot_positions()[:, :, :stored]
+        old = self.layer.slab.slot_positions()[:, :, :stored]
         start = slab.num_seen_on_device.long()[:, None]
         order = torch.ones(len(counts), num_new, dtype=torch.bool, device=old.device) if real is None else real
         new = (start + order.cumsum(dim=1) - 1).masked_fill(~order, -1).int()
@@ -124,16 +124,16 @@ class BoundedCacheLayer(CacheLayerMixin):
     @property
     def keys(self) -> Tensor | None:
         """(B, H_kv, longest row, D): stored keys, in slot order."""
-        return self.layer.slab.keys[:, :, : self.layer.slab.longest] if self.layer.is_open else None
+        return self.layer.slab.keys[:, :, : self.layer.slab.longest] if self.layer.is_allocated else None
 
     @property
     def values(self) -> Tensor | None:
         """(B, H_kv, longest row, D): stored values, in slot order."""
-        return self.layer.slab.values[:, :, : self.layer.slab.longest] if self.layer.is_open else None
+        return self.layer.slab.values[:, :, : self.layer.slab.longest] if self.layer.is_allocated else None
 
     @property
     def is_initialized(self) -> bool:
-        return self.layer.is_open
+        return self.layer.is_allocated
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
         """Slabs are allocated with the first keys."""
@@ -161,8 +161,8 @@ class BoundedCacheLayer(CacheLayerMixin):
             self.stack.select_rows(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.layer.is_open:
-            self.reorder_cache(torch.arange(len(self.layer.prompts)).repeat_interleave(repeats))
+        if self.layer.is_allocated:
+            self.reorder_cache(torch.arange(len(self.layer.rows)).repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)

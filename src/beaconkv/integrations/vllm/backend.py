@@ -23,7 +23,7 @@ from vllm.config import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 
-from ...cache import Run
+from ...cache import Chunk
 from ...types import device_index
 from .entries import Views, slots_of
 from .layout import Write
@@ -39,19 +39,20 @@ def staged(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Several tokens of one request in one step.
+class RequestChunks:
+    """The tokens of one request in one step, where they are more than a decode step.
 
     Attributes:
         request: whose they are.
-        start: the first one's place among the tokens of the step.
-        runs: what they fall into, each with what the kernel is told where it has to be done again.
+        start: index of the first one among the tokens of the step.
+        chunks: tokens without an eviction between them, each with the metadata of the kernel where attention has to be
+            computed again, else None.
         table: the blocks of the request.
     """
 
     request: RequestCache
     start: int
-    runs: list[tuple[Run, Any]]
+    chunks: list[tuple[Chunk, Any]]
     table: Tensor
 
 
@@ -63,14 +64,14 @@ class StepWork:
         group: of layers.
         tokens: (n,) int64, which tokens of the step are decode steps; None: the first n, which are all.
         rows, columns: (n,) int64, where their queries go.
-        stretches: the other requests.
+        chunked: the other requests.
     """
 
     group: LayerGroup
     tokens: Tensor | None
     rows: Tensor
     columns: Tensor
-    stretches: list[Stretch]
+    chunked: list[RequestChunks]
 
     def after(self, impl: BoundedImpl, layer: Any, tensors: tuple[Tensor, ...], cache: Tensor) -> None:
         """Observe, and evict where it cannot wait.
@@ -84,17 +85,17 @@ class StepWork:
         if group.watches and len(self.rows):
             steps = query[: len(self.rows)] if self.tokens is None else query[self.tokens]
             group.watch(number, self.rows, self.columns, steps)
-        for stretch in self.stretches:
-            at = stretch.start
-            for order, (run, again) in enumerate(stretch.runs):
-                part = [t[at : at + len(run)] for t in tensors]
+        for request in self.chunked:
+            at = request.start
+            for order, (chunk, again) in enumerate(request.chunks):
+                part = [t[at : at + len(chunk)] for t in tensors]
                 if again is not None:
                     impl.do_kv_cache_update(layer, part[1], part[2], cache, again.slot_mapping)
                     impl.forward(layer, *part[:3], cache, again, part[3])
-                group.observe(number, stretch.request, run, part[0])
-                if run.keep is not None and order + 1 < len(stretch.runs):
-                    group.evict(number, stretch.request, run, stretch.table)
-                at += len(run)
+                group.observe(number, request.request, chunk, part[0])
+                if chunk.keep is not None and order + 1 < len(request.chunks):
+                    group.evict(number, request.request, chunk, request.table)
+                at += len(chunk)
 
 
 class BoundedImpl:
@@ -163,7 +164,7 @@ class BoundedBuilder(ABC):
         self.group = LayerGroup(
             self.registry.settings.method,
             spec.schedule,
-            spec.piece,
+            spec.chunk,
             [impl.bounded for impl in impls],
             self.views(spec),
             max(scheduler.max_num_seqs, scheduler.max_num_active_seqs or 0),
@@ -204,30 +205,30 @@ class BoundedBuilder(ABC):
         starts = common_attn_metadata.query_start_loc_cpu.tolist()
         count = common_attn_metadata.num_actual_tokens
         blocks = common_attn_metadata.block_table_tensor
-        lengths, rows, columns, tokens, stretches, places = [], [], [], [], [], []
+        lengths, rows, columns, tokens, chunked, places = [], [], [], [], [], []
         for index, name in enumerate(names):
             number = starts[index + 1] - starts[index]
             if number == 0:
                 lengths.append(0)
                 continue
             table = blocks[index]
-            request, runs = self.group.advance(name, number, table)
-            first = runs[0].stored
+            request, chunks = self.group.advance(name, number, table)
+            first = chunks[0].stored
             lengths.append(first + number)
             places.append((index, first, number))
-            if is_step(runs):
+            if is_step(chunks):
                 row, column = self.group.place(request)
                 rows.append(row)
                 columns.append(column)
                 tokens.append(starts[index])
             else:
-                stretches.append(Stretch(request, starts[index], self._repeats(runs, table), table))
+                chunked.append(RequestChunks(request, starts[index], self._repeats(chunks, table), table))
         # In place, since the forward pass holds this very tensor.
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
         metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
-        if stretches:
+        if chunked:
             indices = [device_index(numbers, self.device) for numbers in (tokens, rows, columns)]
-            metadata.bounded = StepWork(self.group, *indices, stretches)
+            metadata.bounded = StepWork(self.group, *indices, chunked)
         else:
             metadata.bounded = self._plan_steps(rows, columns, count)
         return metadata
@@ -260,7 +261,7 @@ class BoundedBuilder(ABC):
     def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepWork:
         """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
         spare = count - len(rows)
-        for buffer, numbers, rest in ((self._rows, rows, self.group.spare_row), (self._columns, columns, 0)):
+        for buffer, numbers, rest in ((self._rows, rows, self.group.dummy_row), (self._columns, columns, 0)):
             buffer[:count].copy_(staged(torch.tensor(numbers + [rest] * spare)), non_blocking=True)
         return StepWork(self.group, None, self._rows[:count], self._columns[:count], [])
 
@@ -273,17 +274,17 @@ class BoundedBuilder(ABC):
             metadata.bounded = self._plan_steps([], [], common.num_actual_tokens)
         return metadata
 
-    def _repeats(self, runs: list[Run], table: Tensor) -> list[tuple[Run, Any]]:
-        """Which runs have to be stored and attended to again: those after an eviction in this step."""
+    def _repeats(self, chunks: list[Chunk], table: Tensor) -> list[tuple[Chunk, Any]]:
+        """Which chunks have to be stored and attended to again: those after an eviction in this step."""
         evicted, planned = False, []
-        for run in runs:
-            planned.append((run, self._alone(run, table) if evicted else None))
-            evicted = evicted or run.keep is not None
+        for chunk in chunks:
+            planned.append((chunk, self._alone(chunk, table) if evicted else None))
+            evicted = evicted or chunk.keep is not None
         return planned
 
-    def _alone(self, run: Run, table: Tensor) -> Any:
-        """What the kernel is told of one run by itself."""
-        count, length = len(run), run.stored + len(run)
+    def _alone(self, chunk: Chunk, table: Tensor) -> Any:
+        """The metadata of the kernel for one chunk by itself."""
+        count, length = len(chunk), chunk.stored + len(chunk)
         bounds = torch.tensor([0, count], dtype=torch.int32)
         common = CommonAttentionMetadata(
             query_start_loc=bounds.to(self.device),
@@ -294,7 +295,7 @@ class BoundedBuilder(ABC):
             max_query_len=count,
             max_seq_len=length,
             block_table_tensor=table[None].to(torch.int32),
-            slot_mapping=slots_of(table, run.stored, length, self._slot_size),
+            slot_mapping=slots_of(table, chunk.stored, length, self._slot_size),
             causal=True,
         )
         return super().build(0, common, True)

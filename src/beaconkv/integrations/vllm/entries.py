@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ... import ops
+from ...types import CacheView
+
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(a layer's cache) -> keys and values, each (blocks, H_kv, block size, D): views that can be written to."""
 
@@ -55,3 +58,50 @@ def slots_of(table: Tensor, start: int, stop: int, size: int) -> Tensor:
     """(stop - start,) int64: the slots of a request's entries in the whole cache, as vLLM numbers them."""
     at = torch.arange(start, stop, device=table.device)
     return table[at // size].long() * size + at % size
+
+
+class BlockStore:
+    """The entries of one request in the blocks of some layers, the heads of the layers stacked.
+
+    Args:
+        caches: keys and values of each layer, each (blocks, H_kv, block size, D), written to.
+        table: (n,) int32 or int64, the request's blocks in order.
+        held: (heads, K) int32, positions of the entries that the last eviction left; None before the first.
+
+    Attributes:
+        held: the same after :meth:`retain`.
+    """
+
+    def __init__(self, caches: list[tuple[Tensor, Tensor]], table: Tensor, held: Tensor | None) -> None:
+        self.caches, self.table, self.held = caches, table, held
+
+    def entries(self, count: int, seen: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A copy of the first ``count`` entries, after ``seen`` tokens.
+
+        Returns:
+            Keys and values (1, heads, count, D), and positions (1, heads, count) int32.
+        """
+        keys, values = (
+            torch.cat([read(layer[part], self.table, count) for layer in self.caches])[None] for part in (0, 1)
+        )
+        return keys, values, positions_of(self.held, keys.shape[1], count, seen, keys.device)[None]
+
+    def retain(self, view: CacheView, keep: Tensor) -> Tensor:
+        """Keep some entries, moving them only into holes; see :class:`beaconkv.cache.EntryStore`."""
+        count = view.positions.shape[-1]
+        source = ops.fill_holes_source(keep, count)
+        into, from_ = ops.hole_moves(source, count)
+        moved = [ops.gather_entries(entries, from_)[0] for entries in (view.keys, view.values)]
+        for number, layer in enumerate(self.caches):
+            heads = slice(number * layer[0].shape[1], (number + 1) * layer[0].shape[1])
+            for entries, new in zip(layer, moved, strict=True):
+                write(entries, self.table, into[0, heads], new[heads])
+        self.held = ops.gather_entries(view.positions, source)[0]
+        return source
+
+
+def positions_of(held: Tensor | None, heads: int, count: int, seen: int, device: torch.device) -> Tensor:
+    """(heads, count) int32: the entries that an eviction left, then those that came one by one up to ``seen``."""
+    kept = 0 if held is None else held.shape[1]
+    newer = torch.arange(seen - (count - kept), seen, dtype=torch.int32, device=device).expand(heads, -1)
+    return newer if held is None else torch.cat([held, newer], dim=1)

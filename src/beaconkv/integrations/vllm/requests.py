@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ... import ops
-from ...cache import EvictionSchedule, Progress, Run
+from ...cache import Chunk, EvictionSchedule, Progress, Retention, evict, stacked_params
 from ...policies import EvictionPolicy, LayerState
 from ...types import AttentionParams, CacheView, Rows
-from .entries import Views, read, write
+from .entries import BlockStore, Views
 from .rotary import LayerRope
 
 WINDOW = 8
 """Queries of a request that wait for the policy at most."""
 
-ALONE = Rows([0])
+SINGLE = Rows([0])
+"""A request is a batch of one row."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RequestCache:
         waiting: queries in the window that the policy has not seen.
         states: of each layer; or of all of them together, one.
         held: per state, (H_kv, K) int32: positions of the entries that the last eviction left; None before the first.
-        parts: per layer, queries of the piece of the prompt under way.
+        pending: per layer, queries of the prefill chunk that goes on in another step.
     """
 
     progress: Progress
@@ -65,7 +65,7 @@ class RequestCache:
     waiting: int
     states: list[LayerState]
     held: list[Tensor | None]
-    parts: list[list[Tensor]] = field(repr=False)
+    pending: list[list[Tensor]] = field(repr=False)
 
 
 @dataclass
@@ -82,9 +82,9 @@ class Totals:
     seen: int = 0
 
 
-def is_step(runs: list[Run]) -> bool:
+def is_step(chunks: list[Chunk]) -> bool:
     """Whether a step's tokens of a request are a decode step."""
-    return len(runs) == 1 and runs[0].piece is None and len(runs[0]) == 1
+    return len(chunks) == 1 and chunks[0].prefill_start is None and len(chunks[0]) == 1
 
 
 class LayerGroup:
@@ -92,7 +92,7 @@ class LayerGroup:
 
     Args:
         policy, schedule: of all requests.
-        piece: see :class:`~beaconkv.cache.Progress`.
+        chunk: number of prompt tokens in each chunk, see :class:`~beaconkv.cache.Progress`.
         layers: in the order of the model, with equal numbers of heads.
         views: reads the layout of their caches.
         max_requests: that run at a time.
@@ -103,14 +103,14 @@ class LayerGroup:
         self,
         policy: EvictionPolicy,
         schedule: EvictionSchedule,
-        piece: int,
+        chunk: int,
         layers: list[BoundedAttention],
         views: Views,
         max_requests: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.policy, self.schedule, self.piece, self.layers, self.views = policy, schedule, piece, layers, views
+        self.policy, self.schedule, self.chunk, self.layers, self.views = policy, schedule, chunk, layers, views
         self.requests: dict[str, RequestCache] = {}
         self.totals = Totals()
         self._free_rows = list(range(max_requests))
@@ -119,20 +119,18 @@ class LayerGroup:
         shape = (max_requests + 1, WINDOW, len(layers), first.heads, first.head_dim)
         with torch.inference_mode(False):
             self.window = torch.zeros(shape if self.watches else (0,), dtype=dtype, device=device)
-        self.spare_row = max_requests
-        """A row of the window that belongs to no request: where queries go that nobody asked for."""
+        self.dummy_row = max_requests
+        """The dummy row of the window: queries of padding tokens (CUDA graphs) go there."""
         same_rope = all(layer.rope is first.rope for layer in layers)
-        kinds = {(layer.params.scaling, layer.params.softcap, layer.params.sinks is None) for layer in layers}
-        self.joins = policy.per_head and same_rope and len(kinds) == 1
-        sinks = None if first.params.sinks is None else torch.cat([layer.params.sinks for layer in layers])
-        self._joint = AttentionParams(first.params.scaling, first.params.softcap, sinks)
+        self.stacked_params = stacked_params([layer.params for layer in layers])
+        self.stacks = policy.per_head and same_rope and self.stacked_params is not None
 
     def begin(self, name: str, prompt: int) -> None:
         """A request starts, or starts anew, with a prompt of so many tokens."""
         self.drop(name)
         count = len(self.layers)
         self.requests[name] = RequestCache(
-            Progress(self.schedule, prompt, self.piece),
+            Progress(self.schedule, prompt, self.chunk),
             self._free_rows.pop(),
             0,
             [self.policy.new_state(1) for _ in range(count)],
@@ -145,7 +143,7 @@ class LayerGroup:
         if (request := self.requests.pop(name, None)) is not None:
             self._free_rows.append(request.row)
 
-    def advance(self, name: str, tokens: int, table: Tensor) -> tuple[RequestCache, list[Run]]:
+    def advance(self, name: str, tokens: int, table: Tensor) -> tuple[RequestCache, list[Chunk]]:
         """Tokens are coming: what is due is evicted, so that they can be stored behind what stays.
 
         Args:
@@ -154,7 +152,7 @@ class LayerGroup:
             table: (n,) int64, its blocks in order.
 
         Returns:
-            The request, and the runs its tokens fall into. The first run's ``stored`` is where they go.
+            The request, and the chunks its tokens fall into. The first chunk's ``stored`` is where they go.
         """
         request = self.requests[name]
         progress = request.progress
@@ -166,13 +164,13 @@ class LayerGroup:
             progress.settle()
         elif request.waiting == WINDOW or tokens > 1:
             self._show_window(request)
-        runs = progress.advance(tokens)
-        if is_step(runs):
-            self._join(request)
+        chunks = progress.advance(tokens)
+        if is_step(chunks):
+            self._stack(request)
         else:
-            self._part(request)
+            self._unstack(request)
         self.totals.seen += tokens
-        return request, runs
+        return request, chunks
 
     def place(self, request: RequestCache) -> tuple[int, int]:
         """Where the query of a decode step goes: a row of the window, and a column."""
@@ -189,31 +187,33 @@ class LayerGroup:
         """
         self.window[rows, columns, number] = queries
 
-    def observe(self, number: int, request: RequestCache, run: Run, queries: Tensor) -> None:
-        """Show the policy the queries of a run, in one layer.
+    def observe(self, number: int, request: RequestCache, chunk: Chunk, queries: Tensor) -> None:
+        """Show the policy the queries of a chunk, in one layer.
 
         Args:
             number: of the layer, within the group.
             request: whose tokens these are.
-            run: of them.
+            chunk: of them.
             queries: (m, H, D) after RoPE.
         """
         state, rope = request.states[number], self.layers[number].rope
         if not self.watches:
             return
-        if run.piece is None:
-            left = [run.left + len(run) - 1 - step for step in range(len(run))]
-            state.observe_steps(queries.transpose(0, 1)[None], rope.steps(run.start, run.stop), left, ALONE)
-        elif run.left is None:
-            request.parts[number].append(queries.clone())  # the piece goes on in another step
+        if chunk.prefill_start is None:
+            left = [chunk.left + len(chunk) - 1 - step for step in range(len(chunk))]
+            state.observe_steps(queries.transpose(0, 1)[None], rope.steps(chunk.start, chunk.stop), left, SINGLE)
+        elif chunk.left is None:
+            request.pending[number].append(queries.clone())  # the chunk goes on in another step
         else:
-            parts, request.parts[number] = request.parts[number], []
-            whole = torch.cat([*parts, queries]) if parts else queries
-            state.observe(whole.transpose(0, 1)[None], rope.steps(run.piece, run.stop), [run.left], ALONE, None)
+            pending, request.pending[number] = request.pending[number], []
+            whole = torch.cat([*pending, queries]) if pending else queries
+            state.observe(
+                whole.transpose(0, 1)[None], rope.steps(chunk.prefill_start, chunk.stop), [chunk.left], SINGLE, None
+            )
 
-    def evict(self, number: int, request: RequestCache, run: Run, table: Tensor) -> None:
-        """Evict after a run, in one layer, while the step goes on."""
-        self._evict(request, number, [number], table, run.stored + len(run), run.keep, run.stop)
+    def evict(self, number: int, request: RequestCache, chunk: Chunk, table: Tensor) -> None:
+        """Evict after a chunk, in one layer, while the step goes on."""
+        self._evict(request, number, [number], table, chunk.stored + len(chunk), chunk.keep, chunk.stop)
 
     def _states(self, request: RequestCache) -> list[tuple[list[int], int]]:
         """(numbers of layers, which state is theirs)."""
@@ -226,60 +226,43 @@ class LayerGroup:
         if not waiting or not self.watches:
             return
         progress = request.progress
-        stop, full_at = progress.seen, self.schedule.full_in_step_at(progress.prompt, progress.evictions)
-        left = [full_at - (progress.stored - waiting + 1 + step) for step in range(waiting)]
+        stop = progress.seen
+        left = [progress.left + waiting - 1 - step for step in range(waiting)]
         queries = self.window[request.row, :waiting].transpose(0, 2).transpose(0, 1)  # (L, H, m, D)
         for numbers, index in self._states(request):
             heads = queries[numbers[0] : numbers[-1] + 1].flatten(0, 1)[None]
             rope = self.layers[numbers[0]].rope.steps(stop - waiting, stop)
-            request.states[index].observe_steps(heads, rope, left, ALONE)
+            request.states[index].observe_steps(heads, rope, left, SINGLE)
 
     def _evict(
         self, request: RequestCache, index: int, numbers: list[int], table: Tensor, count: int, keep: int, seen: int
     ) -> None:
         """Of ``count`` entries in these layers leave ``keep``, after ``seen`` tokens."""
+        first = self.layers[numbers[0]]
         caches = [self.views(self.layers[number].cache()) for number in numbers]
-        keys, values = (torch.cat([read(cache[part], table, count) for cache in caches])[None] for part in (0, 1))
-        positions = self._positions(request.held[index], keys, seen)
-        alone = len(numbers) == 1
-        params = self.layers[numbers[0]].params if alone else self._joint
-        now = torch.full((1,), seen - 1, dtype=torch.int64, device=keys.device)
-        rope = self.layers[numbers[0]].rope.steps(seen - 1, seen)
-        view = CacheView(keys, values, positions, now, rope, params, ALONE, len(numbers))
-        scores = self.policy.score(view, request.states[index])
-        prefix, protect = self.schedule.prefix_for(request.progress.prompt), self.schedule.protect
-        chosen = ops.select_entries(scores, positions, keep, prefix=prefix, protect=protect)
-        source = ops.fill_holes_source(chosen, count)
-        into, from_ = ops.hole_moves(source, count)
-        moved = [ops.gather_entries(entries, from_)[0] for entries in (keys, values)]
-        for layer, cache in enumerate(caches):
-            heads = slice(layer * cache[0].shape[1], (layer + 1) * cache[0].shape[1])
-            for entries, new in zip(cache, moved, strict=True):
-                write(entries, table, into[0, heads], new[heads])
-        request.states[index].evicted(source, ALONE)
-        request.held[index] = ops.gather_entries(positions, source)[0]
+        store = BlockStore(caches, table, request.held[index])
+        entries = store.entries(count, seen)
+        params = first.params if len(numbers) == 1 else self.stacked_params
+        now = torch.full((1,), seen - 1, dtype=torch.int64, device=entries[0].device)
+        view = CacheView(*entries, now, first.rope.steps(seen - 1, seen), params, SINGLE, len(numbers))
+        retention = Retention(keep, self.schedule.prefix_for(request.progress.prompt), self.schedule.protect)
+        evict(self.policy, request.states[index], view, store, retention)
+        request.held[index] = store.held
         if numbers[0] == 0:
             self.totals.evictions += 1
             self.totals.dropped += count - keep
 
-    def _positions(self, held: Tensor | None, keys: Tensor, seen: int) -> Tensor:
-        """(1, heads, N) int32: those of the entries that were left, then one by one up to now."""
-        heads, count = keys.shape[1:3]
-        kept = 0 if held is None else held.shape[1]
-        newer = torch.arange(seen - (count - kept), seen, dtype=torch.int32, device=keys.device).expand(heads, -1)
-        return (newer if held is None else torch.cat([held, newer], dim=1))[None]
-
-    def _join(self, request: RequestCache) -> None:
-        """All layers are seen together from now on, if nothing stands against it."""
-        if len(request.states) < len(self.layers) or not self.joins or len(self.layers) == 1:
+    def _stack(self, request: RequestCache) -> None:
+        """Put what was seen in all layers into one state from now on, if the layers allow it."""
+        if len(request.states) < len(self.layers) or not self.stacks or len(self.layers) == 1:
             return
-        joint = type(request.states[0]).stack(request.states)
-        if joint is not None:
-            request.states = [joint]
+        stacked = type(request.states[0]).stack(request.states)
+        if stacked is not None:
+            request.states = [stacked]
             request.held = [None if request.held[0] is None else torch.cat(request.held)]
 
-    def _part(self, request: RequestCache) -> None:
-        """Layer by layer again."""
+    def _unstack(self, request: RequestCache) -> None:
+        """Give each layer its own state again."""
         count = len(self.layers)
         if len(request.states) < count:
             held = request.held[0]

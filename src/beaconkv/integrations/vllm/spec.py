@@ -22,12 +22,12 @@ class BoundedSpec(FullAttentionSpec):
 
     Attributes:
         schedule: of every request.
-        piece: tokens of a prompt between two evictions at least.
+        chunk: number of prompt tokens between two evictions at least.
         step_tokens: tokens of a request that may come in one step.
     """
 
     schedule: EvictionSchedule | None = None
-    piece: int = 1
+    chunk: int = 1
     step_tokens: int = 1
 
     @property
@@ -37,7 +37,7 @@ class BoundedSpec(FullAttentionSpec):
 
     def slots(self, tokens: int) -> int:
         """Slots that so many tokens of one request need at most."""
-        bound = most_slots(self.schedule, self.piece, self.step_tokens)
+        bound = most_slots(self.schedule, self.chunk, self.step_tokens)
         return tokens if bound is None else min(tokens, bound)
 
     def max_memory_usage_bytes(self, vllm_config: Any) -> int:
@@ -52,11 +52,11 @@ class BoundedSpec(FullAttentionSpec):
         return deepcopy(specs[0])
 
 
-def bounded(spec: Any, schedule: EvictionSchedule, piece: int, step_tokens: int) -> Any:
+def bounded(spec: Any, schedule: EvictionSchedule, chunk: int, step_tokens: int) -> Any:
     """The bounded form of a layer's spec; layers without full attention keep their own."""
     if type(spec) is not FullAttentionSpec or spec.sliding_window or spec.attention_chunk_size or spec.non_causal:
         return spec
-    return replace_as(spec, BoundedSpec, schedule=schedule, piece=piece, step_tokens=step_tokens)
+    return replace_as(spec, BoundedSpec, schedule=schedule, chunk=chunk, step_tokens=step_tokens)
 
 
 @dataclass
@@ -132,13 +132,13 @@ class BoundedManager(FullAttentionManager):
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Give back what a long prompt took, once the worker has evicted its last piece."""
+        """Give back what a long prompt took, once the worker has evicted its last chunk."""
         held = self._held.get(request_id)
         if held is None:
             if num_prompt_tokens is None or processed_computed_tokens:
                 return
             spec = self.kv_cache_spec
-            progress, done = (Progress(spec.schedule, num_prompt_tokens, spec.piece) for _ in range(2))
+            progress, done = (Progress(spec.schedule, num_prompt_tokens, spec.chunk) for _ in range(2))
             held = self._held[request_id] = Holding(progress, done, self._lengths.pop(request_id, None))
         if processed_computed_tokens > held.done.seen:
             held.done.advance(processed_computed_tokens - held.done.seen)

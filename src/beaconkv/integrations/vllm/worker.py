@@ -116,8 +116,8 @@ class BoundedWorker(Worker):
         if self.bounded_settings is None:
             return specs
         schedule, tokens = self.bounded_settings.schedule, self.vllm_config.scheduler_config.max_num_batched_tokens
-        piece = schedule.prefill_chunk or tokens
-        own = {name: bounded(spec, schedule, piece, tokens) for name, spec in specs.items()}
+        chunk = schedule.prefill_chunk or tokens
+        own = {name: bounded(spec, schedule, chunk, tokens) for name, spec in specs.items()}
         if not any(isinstance(spec, BoundedSpec) for spec in own.values()):
             kinds = ", ".join(sorted({type(spec).__name__ for spec in specs.values()}))
             raise ValueError(f"this model has no full-attention layer to bound, only {kinds}")
