@@ -1,5 +1,6 @@
 """Long reasoning in a small, fixed KV cache. Importing this changes nothing anywhere."""
 
+import logging
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from .types import CacheView, EvictionEvent
 
 __version__ = "0.1.0"
+
+# What the library does is logged below its own name; a program that wants to see it adds a handler.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "BoundedCache",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,21 @@ from rich.table import Table
 console = Console()
 messages = Console(stderr=True)
 """Progress and remarks; stdout is kept for results."""
+
+
+def show_log(verbose: int) -> None:
+    """Show what the library logs, on stderr.
+
+    Args:
+        verbose: 1 for what is logged at INFO, more for DEBUG, too.
+    """
+    from rich.logging import RichHandler
+
+    logger = logging.getLogger("beaconkv")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, RichHandler)]:
+        logger.removeHandler(handler)
+    logger.addHandler(RichHandler(console=messages, show_path=False))
+    logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
 
 
 def report(message: str) -> None:

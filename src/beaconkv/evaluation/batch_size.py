@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from ..integrations.transformers import cache_argument
+from ..units import human_bytes
 from .cells import Cell
 
 CPU_ROWS, ACCELERATOR_ROWS = 50, 256
@@ -17,6 +19,8 @@ SHARE = {"cpu": 0.5}
 """Of the free memory, for caches; 0.6 elsewhere. The rest is for activations, and for slabs that are copied to grow."""
 PROBE = 256
 """Tokens by whose cost the growth of a cache is judged: slabs without a budget grow by so many entries."""
+
+logger = logging.getLogger(__name__)
 
 
 def rows_that_fit(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int:
@@ -31,7 +35,10 @@ def rows_that_fit(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int
     if free is None:
         return CPU_ROWS
     share = SHARE.get(model.device.type, 0.6)
-    return max(1, min(most, int(free * share) // max(1, row_bytes(model, cell, prompt, tokens))))
+    row = max(1, row_bytes(model, cell, prompt, tokens))
+    rows = max(1, min(most, int(free * share) // row))
+    logger.info("%s: %d rows fit: %s are free, a row takes %s", cell.name, rows, human_bytes(free), human_bytes(row))
+    return rows
 
 
 def row_bytes(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int:

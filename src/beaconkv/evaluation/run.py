@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from .run_settings import run_settings, weights_hash
 from .tasks import Task
 
 KEY = ("policy", "budget", "task", "problem", "run")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Evaluation:
         path, keys = out / "samples.jsonl", self.keys()
         progress = progress or Progress(len(keys))
         with RecordFile(path, self.settings(), KEY) as records:
-            progress.found(len(keys & records.done()))
+            found = len(keys & records.done())
+            logger.info("%s: %d of %d samples are there already", path, found, len(keys))
+            progress.found(found)
             for group in self.groups():
                 self._compute_missing(group, records, progress)
             records.finalize()
@@ -144,6 +149,8 @@ class Evaluation:
             progress.started(batch)
             if not self._fits(batch, records, progress):
                 size = rows // 2  # what has been answered is kept; the others come again, fewer at a time
+                where = f"{batch.cell.name}, task {batch.task.name}"
+                logger.warning("%s: memory did not do for %d rows; going on with %d", where, rows, size)
 
     def _missing(self, group: Batch, records: RecordFile) -> list[Problem]:
         done = records.done()
