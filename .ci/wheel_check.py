@@ -74,7 +74,7 @@ def check_commands():
 
 def check_extras():
     """What a function wants, it says with the extra that brings it."""
-    from beaconkv.evaluation import equivalence
+    from beaconkv.evaluation.answers import equivalence
     from beaconkv.evaluation.figures import canvas
     from beaconkv.models import load
 

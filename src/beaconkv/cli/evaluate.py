@@ -15,7 +15,7 @@ from .outputs import require_folder
 from .quality import remarks, show_quality
 
 if TYPE_CHECKING:
-    from ..evaluation.run import Evaluation
+    from ..evaluation.answers.run import Evaluation
 
 
 def evaluate(
@@ -49,11 +49,11 @@ def evaluate(
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
     from ..evaluation import load_tasks
+    from ..evaluation.answers.checks import check_answers, check_folder
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.run import Evaluation, check_runs
     from ..evaluation.cells import make_cells
-    from ..evaluation.checks import check_answers, check_folder
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.run import Evaluation, check_runs
-    from ..evaluation.run_settings import run_settings
+    from ..evaluation.records.run_settings import run_settings
 
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
@@ -90,9 +90,9 @@ def warn(remark: str) -> None:
 def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings: Any) -> dict[str, Any]:
     """Check what only the model can tell, execute with progress shown, summarize, and write ``result.json``."""
     from ..evaluation import read_records, summarize
-    from ..evaluation.checks import check_prompts
-    from ..evaluation.files import replace_file
-    from ..evaluation.run import KEY
+    from ..evaluation.answers.batch import KEY
+    from ..evaluation.answers.checks import check_prompts
+    from ..evaluation.records.files import replace_file
     from ..evaluation.summary import first_wrong
     from ..provenance import provenance
     from .progress import ShownProgress

@@ -46,9 +46,9 @@ def fidelity(
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
     from ..evaluation.cells import make_cells
-    from ..evaluation.comparison import compare
-    from ..evaluation.fidelity import FidelitySettings, measure, work
-    from ..evaluation.texts import read_rows, tokenize
+    from ..evaluation.fidelity.comparison import compare
+    from ..evaluation.fidelity.measure import FidelitySettings, measure, work
+    from ..evaluation.fidelity.texts import read_rows, tokenize
     from ..provenance import provenance
 
     names = split(policies)

@@ -17,7 +17,7 @@ from .outputs import require_file, require_folder, require_package
 if TYPE_CHECKING:
     from ..analysis.diagnosis import Diagnosis
     from ..analysis.trace import Trace
-    from ..evaluation.decoding import Sampling
+    from ..evaluation.answers.decoding import Sampling
 
 app = typer.Typer(help="Record what a model's attention sees, and look at it.", no_args_is_help=True)
 
@@ -51,8 +51,8 @@ def record_command(
     """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
     from ..analysis.recorder import record, require_choice
     from ..evaluation import load_tasks
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.texts import tokenize
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.fidelity.texts import tokenize
     from ..provenance import provenance
 
     sources = [
@@ -103,7 +103,7 @@ def record_command(
 
 
 def _line(texts: Path, row: int) -> list[dict[str, Any]]:
-    from ..evaluation.texts import read_rows
+    from ..evaluation.fidelity.texts import read_rows
 
     lines = read_rows(texts, row + 1)
     if len(lines) <= row:
@@ -124,7 +124,7 @@ def _write(
     loaded: Any, problem: str | None, message: str | None, sampling: Sampling, seed: int
 ) -> tuple[list[int], int]:
     """Let the model go on with a prompt, with the full cache. All token ids, and how many are the prompt."""
-    from ..evaluation.decoding import write_answers
+    from ..evaluation.answers.decoding import write_answers
     from ..integrations.transformers import BoundedCache
 
     tokenizer, model = loaded.tokenizer, loaded.model

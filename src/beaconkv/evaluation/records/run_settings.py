@@ -1,0 +1,70 @@
+"""The settings behind a file of results, and whether a resumed run still has them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..tasks.load import Task
+from .files import replace_file
+
+if TYPE_CHECKING:
+    from ..answers.decoding import Sampling
+
+
+def run_settings(
+    tasks: Sequence[Task], sampling: Sampling, seed: int, overrides: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What samples depend on beside the weights; known before a model is loaded. Batches may differ in size."""
+    return {
+        "tasks": {task.name: hashlib.sha256(repr(task.problems).encode()).hexdigest()[:16] for task in tasks},
+        "sampling": asdict(sampling),
+        "seed": seed,
+        "schedule": {name: value for name, value in (overrides or {}).items() if value is not None},
+    }
+
+
+def weights_hash(model: Any) -> str:
+    """A short hash of a model's weights: a sample of each parameter, so that large models are hashed in seconds."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        flat = parameter.detach().flatten()
+        some = flat[:: max(1, flat.numel() // 4096)][:4096].float().cpu()
+        digest.update(f"{name}{tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings as readable JSON."""
+    replace_file(path, [json.dumps(settings, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"])
+
+
+def compare_settings(path: Path, settings: Mapping[str, Any], without: Collection[str] = ()) -> None:
+    """Raise ``ValueError`` if the file has other settings; the message names each, by a dotted name, both values.
+
+    Args:
+        without: settings of the file that are not known yet.
+    """
+    stored = json.loads(path.read_text("utf-8"))
+    was = _flat({name: value for name, value in stored.items() if name not in without})
+    now = _flat(json.loads(json.dumps(settings, allow_nan=False)))  # tuples become lists, as they did in the file
+    told = [
+        f"{name} was {was.get(name, 'not set')!r}, is {now.get(name, 'not set')!r}"
+        for name in sorted(was.keys() | now.keys())
+        if name not in was or name not in now or was[name] != now[name]
+    ]
+    if told:
+        raise ValueError(f"{path} is of another run: {'; '.join(told)}. Resume with its settings or use a new folder")
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or (name and not value):
+        return {name: value}
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flat(inner, f"{name}.{key}" if name else key)
+    return flat
