@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from beaconkv import BoundedCache
-from beaconkv.evaluation import batch_size
+from beaconkv.evaluation.answers import batch_size
 from beaconkv.evaluation.cells import Cell
 from tests.test_cli import folder, run  # noqa: F401
 from tests.tiny import tiny

@@ -30,7 +30,7 @@ def compare(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
-    from ..evaluation.word_problems import WORD_PROBLEMS, compare_on_problems
+    from ..evaluation.answers.word_problems import WORD_PROBLEMS, compare_on_problems
     from ..policies import parse_policy
 
     names = split(policies)

@@ -28,10 +28,10 @@ def demo(
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
     from ..evaluation import load_tasks
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.run import Evaluation
     from ..evaluation.cells import make_cells
-    from ..evaluation.decoding import Sampling
     from ..evaluation.figures import draw
-    from ..evaluation.run import Evaluation
 
     cells = make_cells(split(policies), parse_budgets(budgets))
     if all(cell.policy != "full" for cell in cells) or all(cell.budget is None for cell in cells):

@@ -13,7 +13,7 @@ from .outputs import require_folder
 from .quality import remarks, show_quality
 
 if TYPE_CHECKING:
-    from ..evaluation.run import Evaluation
+    from ..evaluation.answers.run import Evaluation
 
 
 def evaluate(
@@ -47,11 +47,11 @@ def evaluate(
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
     from ..evaluation import load_tasks
+    from ..evaluation.answers.checks import check_answers, check_folder
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.run import Evaluation, check_runs
+    from ..evaluation.answers.run_settings import run_settings
     from ..evaluation.cells import make_cells
-    from ..evaluation.checks import check_answers, check_folder
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.run import Evaluation, check_runs
-    from ..evaluation.run_settings import run_settings
 
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
@@ -87,8 +87,8 @@ def warn(remark: str) -> None:
 
 def run_evaluation(evaluation: Evaluation, out: Path, reference: str, model: str) -> dict[str, Any]:
     """Check what only the model can tell, and evaluate with progress shown. Returns the result."""
-    from ..evaluation.checks import check_prompts
-    from ..evaluation.result import evaluate_and_write
+    from ..evaluation.answers.checks import check_prompts
+    from ..evaluation.answers.result import evaluate_and_write
     from .progress import ShownProgress
 
     for remark in check_prompts(evaluation):

@@ -39,9 +39,9 @@ def fidelity(
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
     from ..evaluation.cells import make_cells
-    from ..evaluation.fidelity import FidelitySettings, work
-    from ..evaluation.fidelity_result import EXPLAINED, measure_and_write, title_of
-    from ..evaluation.texts import read_rows, tokenize
+    from ..evaluation.fidelity.measure import FidelitySettings, work
+    from ..evaluation.fidelity.result import EXPLAINED, measure_and_write, title_of
+    from ..evaluation.fidelity.texts import read_rows, tokenize
 
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
@@ -89,7 +89,7 @@ def fidelity(
 
 
 def _table(title: str, rows: list[dict[str, Any]], against: str | None) -> Table:
-    from ..evaluation.fidelity_result import measures
+    from ..evaluation.fidelity.result import measures
 
     full = rows[0]["perplexity_full"]["mean"]
     table = Table(title=f"{title}; full cache: ppl {full:.2f}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

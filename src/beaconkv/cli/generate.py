@@ -60,7 +60,7 @@ def generate(
     spec.schedule(budget, **limits)  # refuses what leaves no room before the model is loaded
     loaded = load_model(model, placement(device, dtype))
 
-    from ..evaluation.generation import generate_text
+    from ..evaluation.answers.generation import generate_text
     from ..integrations.transformers import BoundedCache
     from .live import LiveText, status_line
 

@@ -23,7 +23,7 @@ def plan(
     """Say what a model's cache costs, and what a budget saves."""
     from ..memory import ModelShape, plan_memory
     from ..models import load_config
-    from ..models.load import DTYPES
+    from ..models.placement import DTYPES
     from ..policies import make_policy
     from ..provenance import provenance
 

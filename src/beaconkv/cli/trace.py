@@ -49,10 +49,10 @@ def record_command(
 ) -> None:
     """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
     from ..analysis.recorder import record, require_choice
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.generation import write_text
-    from ..evaluation.tasks import load_problem
-    from ..evaluation.texts import read_row, tokenize
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.generation import write_text
+    from ..evaluation.fidelity.texts import read_row, tokenize
+    from ..evaluation.tasks.load import load_problem
     from ..provenance import provenance
 
     sources = [
