@@ -3,8 +3,9 @@ PYTHON ?= python3
 PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
 # The others never see transformers.
-TF4_TESTS = tests/integrations tests/models $(wildcard tests/test_*.py) \
-	tests/evaluation/test_decoding.py tests/evaluation/test_fidelity.py tests/evaluation/test_run.py
+TF4_TESTS = tests/integrations tests/instruments tests/models $(wildcard tests/test_*.py) \
+	tests/evaluation/answers/test_decoding.py tests/evaluation/answers/test_run.py \
+	tests/evaluation/fidelity/test_measure.py
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 

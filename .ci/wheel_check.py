@@ -74,8 +74,8 @@ def check_commands():
 
 def check_extras():
     """What a function wants, it says with the extra that brings it."""
-    from beaconkv.evaluation import equivalence
     from beaconkv.evaluation.figures import canvas
+    from beaconkv.evaluation.grading import equivalence
     from beaconkv.models import load
 
     wants = {

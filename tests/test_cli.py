@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from beaconkv.cli.app import app
-from beaconkv.cli.common import human_bytes, parse_settings
+from beaconkv.units import human_bytes
 from tests.tiny import tiny
 
 PROMPT = " ".join(f"t{i}" for i in range(1, 25))
@@ -162,7 +162,10 @@ def test_compare_agreement_is_one_when_nothing_is_evicted(folder, tmp_path):
     [
         (("generate", "t1", "--budget", "10"), "error: budget=10"),
         (("generate", "t1", "--policy", "best"), "error: unknown policy 'best'; choose from"),
-        (("generate", "t1", "--set", "n_beacon"), "error: policy settings are written name=value, got 'n_beacon'"),
+        (
+            ("generate", "t1", "--set", "n_beacon"),
+            "error: --set: 'n_beacon' is no setting=value; write --set setting=value",
+        ),
         (
             ("generate", "t1", "--set", "beacons=3"),
             "error: policy 'beaconkv' has no setting 'beacons'; it has n_recent",
@@ -233,8 +236,7 @@ def test_version_and_help():
         assert command in shown
 
 
-def test_units_and_settings():
+def test_units():
     assert [human_bytes(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30, 5 << 40)] == [
         "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 GiB", "5120.0 GiB",
     ]  # fmt: skip
-    assert parse_settings(["a=1", "b=mean", "c=0.5", "d=true"]) == {"a": 1, "b": "mean", "c": 0.5, "d": True}

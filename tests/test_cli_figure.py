@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from beaconkv.cli.app import app
-from tests.evaluation.figure_data import eval_result, write
+from tests.evaluation.figures.data import eval_result, write
 
 pytest.importorskip("matplotlib")
 

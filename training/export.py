@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from reasoner import CHARACTERS, Recipe, build_model
 
-from beaconkv.evaluation.reasoning import SIZES, TASKS
+from beaconkv.evaluation.tasks.reasoning import SIZES, TASKS
 from beaconkv.models import reasoner
 
 CARD = """# Reasoner
@@ -27,7 +27,7 @@ of reasoning. It is here to test KV cache eviction where anyone can see it: what
 step. It knows nothing else.
 
 - **Weights**: `model.safetensors`, float32, sha256 `{sha256}`.
-- **Tasks**: `beaconkv.evaluation.reasoning`: {tasks}. Drawn on demand; no text of anybody else.
+- **Tasks**: `beaconkv.evaluation.tasks.reasoning`: {tasks}. Drawn on demand; no text of anybody else.
 - **Training**: `python training/reasoner.py --out training/run`, on the CPU, {steps:,} steps, seed {seed}: random
   strings repeated, then dense lookups in tables, then whole problems of growing length, and a second decay of the rate
   with more searches. Muon on the matrices, AdamW on the rest, bfloat16 matrix products. All settings: `recipe.json`.

@@ -29,8 +29,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from beaconkv.evaluation.reasoning import CHARACTERS, PAD, SIZES, TASKS, Size, draw_problem
-from beaconkv.evaluation.reasoning.alphabet import CIRCLED, DIGITS, GREEK, LOWER, MARKS, OPERATIONS, UPPER
+from beaconkv.evaluation.tasks.reasoning import CHARACTERS, PAD, SIZES, TASKS, Size, draw_problem
+from beaconkv.models.alphabet import CIRCLED, DIGITS, GREEK, LOWER, MARKS, OPERATIONS, UPPER
 
 TOKEN = {character: i for i, character in enumerate(CHARACTERS)}
 STAGES = ("repeat", "lookup", "tasks")

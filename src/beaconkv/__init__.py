@@ -1,5 +1,6 @@
 """Long reasoning in a small, fixed KV cache. Importing this changes nothing anywhere."""
 
+import logging
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -7,12 +8,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import models
-    from .cache import CacheStats, EvictionSchedule
+    from .cache import CacheStats
     from .integrations.transformers import BoundedCache, CompiledDecoder
     from .policies import EvictionPolicy, PolicySpec, Preset, make_policy, parse_policy, policies
+    from .schedule import EvictionSchedule
     from .types import CacheView, EvictionEvent
 
 __version__ = "0.1.0"
+
+# What the library does is logged below its own name; a program that wants to see it adds a handler.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "BoundedCache",
@@ -35,7 +40,7 @@ _HOME = {
     "BoundedCache": ".integrations.transformers",
     "CompiledDecoder": ".integrations.transformers",
     "CacheStats": ".cache",
-    "EvictionSchedule": ".cache",
+    "EvictionSchedule": ".schedule",
     "EvictionPolicy": ".policies",
     "PolicySpec": ".policies",
     "Preset": ".policies",

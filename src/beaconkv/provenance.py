@@ -39,6 +39,15 @@ def provenance(**settings: Any) -> dict[str, Any]:
     }
 
 
+def placed_as(loaded: Any) -> dict[str, str]:
+    """Where a model is and in which numbers, whatever was asked for.
+
+    Args:
+        loaded: anything with a ``model``.
+    """
+    return {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
+
+
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as file:

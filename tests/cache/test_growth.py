@@ -112,7 +112,7 @@ def test_rows_without_growth_may_differ_in_evictions():
 )
 def test_presets_of_rpc(spec, budget, budget_min):
     spec = parse_policy(f"rpc:{spec}")
-    schedule = EvictionSchedule(spec.resolve_budget(), **spec.schedule_arguments())
+    schedule = spec.schedule()
     assert (schedule.budget, schedule.budget_min, schedule.scope, schedule.protect) == (
         budget, budget_min, "output", 32,
     )  # fmt: skip

@@ -9,7 +9,7 @@ import transformers
 from transformers import DynamicCache
 
 from beaconkv import BoundedCache, CompiledDecoder
-from beaconkv.integrations.transformers import SideBySide, support
+from beaconkv.integrations.transformers import model_checks
 from beaconkv.integrations.transformers.continuation import BLOCK, SeenColumns
 from tests.cache.test_decode_step import WAITS, Watch
 from tests.tiny import IS_NEW, greedy, kernels, prompt, tiny
@@ -89,7 +89,7 @@ def test_turns_that_do_continue():
         ids = torch.cat([texts[0], more], dim=1)
         mask = torch.cat([inputs["attention_mask"], torch.ones(2, ids.shape[1] - inputs["input_ids"].shape[1])], dim=1)
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
-    if support.cache_argument() == "cache":  # older releases take whole texts only
+    if model_checks.cache_argument() == "cache":  # older releases take whole texts only
         only_new = {"input_ids": more[:, -3:], "attention_mask": torch.cat([mask, torch.ones(2, 3)], dim=1).long()}
         seen = [c.get_seq_length() for c in (cache, full)]
         only_new["attention_mask"] = only_new["attention_mask"][:, : seen[0] + 3]
@@ -273,12 +273,6 @@ def test_labels_with_a_text_longer_than_the_budget():
         out = model(ids, labels=ids, past_key_values=cache)
     full = model(ids, labels=ids)
     torch.testing.assert_close(out.loss, full.loss)
-
-
-def test_caches_side_by_side_take_their_rows():
-    model, inputs = tiny("qwen3"), prompt(20, 20)
-    caches = SideBySide([BoundedCache(model, **LARGE), BoundedCache(model, "streaming_llm", 44)])
-    assert greedy(model, inputs, caches).shape == (2, 40)
 
 
 def test_a_decode_step_pays_one_copy_and_waits_for_nothing(monkeypatch):

@@ -10,7 +10,7 @@ import transformers
 
 import beaconkv
 from beaconkv import BoundedCache
-from beaconkv.integrations.transformers import support
+from beaconkv.integrations.transformers import model_checks
 from tests.tiny import _COMMON, IS_NEW, greedy, prompt, tiny
 
 
@@ -95,8 +95,8 @@ def test_a_causal_mask_that_is_not_plain():
     cache = BoundedCache(model, budget=64)
     embeds, mask = torch.zeros(1, 4, 48), torch.ones(1, 4, dtype=torch.int64)
     arguments = dict(config=model.config, attention_mask=mask, or_mask_function=lambda b, h, q, k: k < 2)
-    arguments[support.cache_argument()] = cache
-    if support.cache_argument() == "cache":
+    arguments[model_checks.cache_argument()] = cache
+    if model_checks.cache_argument() == "cache":
         arguments["inputs_embeds"] = embeds
     else:
         arguments.update(input_embeds=embeds, cache_position=torch.arange(4))
@@ -119,7 +119,7 @@ def test_rotary_embeddings_of_another_form():
     model = small("Llama", head_dim=8)
     cache = BoundedCache(model, budget=64)
     attention = model.model.layers[0].self_attn
-    arguments = {support.cache_argument(): cache, "attention_mask": None}
+    arguments = {model_checks.cache_argument(): cache, "attention_mask": None}
     with cache.attachment.wrapped(), pytest.raises(ValueError, match="no pair of cos and sin"):
         attention(torch.zeros(1, 1, 48), position_embeddings=torch.zeros(1, 1, 4), **arguments)
     with pytest.raises(RuntimeError, match="but not by the model that the cache was made for"):
@@ -193,7 +193,7 @@ def test_a_module_whose_query_cannot_be_turned_back(monkeypatch):
 
 
 def test_unsupported_release(monkeypatch):
-    monkeypatch.setattr(support.transformers, "__version__", "4.56.2")
+    monkeypatch.setattr(model_checks.transformers, "__version__", "4.56.2")
     with pytest.raises(ImportError, match=r"supports transformers >=4.57,<6; found 4.56.2"):
         BoundedCache(tiny(), budget=64)
 

@@ -8,8 +8,8 @@ import pytest
 
 from beaconkv import BoundedCache
 from beaconkv.evaluation import load_tasks
-from beaconkv.evaluation.decoding import Sampling, write_answers
-from beaconkv.evaluation.reasoning import CHARACTERS, TASKS, draw_problem
+from beaconkv.evaluation.answers.decoding import Sampling, write_answers
+from beaconkv.evaluation.tasks.reasoning import CHARACTERS, TASKS, draw_problem
 from beaconkv.models import load, reasoner
 
 

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 import pytest
 
 from beaconkv import EvictionPolicy, EvictionSchedule, Preset, make_policy, parse_policy, policies
-from beaconkv.policies import base
+from beaconkv.policies.spec import parse_settings
 
 
 @pytest.fixture
-def _probe(monkeypatch):
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
-
+def _probe(_own_registry):
     @dataclass(frozen=True)
     class Probe(EvictionPolicy, name="probe"):
         """For tests."""
@@ -42,40 +40,39 @@ class TestSpecs:
         assert make_policy("probe:often") == make_policy("probe", weight=0.25)
 
     def test_a_plain_name_is_the_common_schedule(self):
-        spec = parse_policy("probe")
-        assert spec.schedule_arguments(64) == dict(prefix=4, protect=32, budget_min=None)
-        assert EvictionSchedule(64, **spec.schedule_arguments(64)).budget_min == 56
+        assert parse_policy("probe").schedule(64) == EvictionSchedule(64, prefix=4, protect=32, budget_min=56)
+        assert parse_policy("probe").schedule() == EvictionSchedule(None, prefix=4, protect=32)
 
     def test_a_preset_brings_its_schedule(self):
-        assert parse_policy("probe:often").schedule_arguments(64) == dict(prefix=2, protect=3, budget_min=48)
+        assert parse_policy("probe:often").schedule(64) == EvictionSchedule(64, prefix=2, protect=3, budget_min=48)
 
     def test_what_is_chosen_wins(self):
-        chosen = parse_policy("probe:often").schedule_arguments(64, budget_min=30, prefix=0, protect=None)
-        assert chosen == dict(prefix=0, protect=3, budget_min=30)
+        chosen = parse_policy("probe:often").schedule(64, budget_min=30, prefix=0, protect=None, prefill_chunk=8)
+        assert chosen == EvictionSchedule(64, prefix=0, protect=3, budget_min=30, prefill_chunk=8)
 
     def test_an_interval_that_does_not_fit(self):
         spec = parse_policy("probe:often")
         with pytest.raises(ValueError, match="every=16 steps, which budget=20 does not allow") as error:
-            spec.schedule_arguments(20)
+            spec.schedule(20)
         least = int(str(error.value).split("at least ")[1].split(",")[0])
-        EvictionSchedule(least, **spec.schedule_arguments(least))
+        assert spec.schedule(least).budget == least
         with pytest.raises(ValueError, match="does not allow"):
-            spec.schedule_arguments(least - 1)
+            spec.schedule(least - 1)
         # The prompt is the prefix then, and does not count.
-        assert spec.schedule_arguments(least - 2, scope="output")["budget_min"] == 3
+        assert spec.schedule(least - 2, scope="output").budget_min == 3
 
     def test_a_schedule_of_its_own(self):
         spec = parse_policy("probe:own")
-        assert spec.resolve_budget() == spec.resolve_budget(100) == 100
-        arguments = spec.schedule_arguments()
-        assert arguments == dict(prefix=4, protect=32, budget_min=20, growth=5, scope="output")
+        assert spec.budget == 100
+        assert spec.schedule(protect=8) == spec.schedule(100, protect=8)
+        assert spec.schedule(protect=8) == EvictionSchedule(100, 20, prefix=4, protect=8, growth=5, scope="output")
         with pytest.raises(ValueError, match="budget must be None or 100, got 64"):
-            spec.schedule_arguments(64)
+            spec.schedule(64)
 
     def test_half_is_half_of_what_stays(self):
         schedule = EvictionSchedule(64, prefix=4, protect="half")
         assert (schedule.budget_min, schedule.protect) == (56, 28)
-        assert parse_policy("probe:prompt").schedule_arguments(64)["protect"] == "half"
+        assert parse_policy("probe:prompt").schedule(64, scope="output").protect == 28
         assert EvictionSchedule(None, protect="half").protect == 0
 
     def test_a_policy_object_is_taken_as_it_is(self):
@@ -111,6 +108,14 @@ class TestSpecs:
         assert Deeper.presets == {}
 
 
+def test_settings_are_read_in_one_way():
+    texts = ["a=1", "b=mean", "c=0.5", "d=true", "e=x=y"]
+    assert parse_settings(texts, "", "") == {"a": 1, "b": "mean", "c": 0.5, "d": True, "e": "x=y"}
+    for wrong in ("a", "=1", ""):
+        with pytest.raises(ValueError, match=f"^--set: '{wrong}' is no setting=value; write a=1$"):
+            parse_settings([wrong], "--set", "a=1")
+
+
 @pytest.mark.parametrize("name", list(policies()))
 def test_every_preset_works_and_says_where_it_comes_from(name):
     cls = policies()[name]
@@ -121,8 +126,8 @@ def test_every_preset_works_and_says_where_it_comes_from(name):
         spec = parse_policy(f"{name}:{preset}")
         for setting, value in form.settings.items():
             assert getattr(spec.policy, setting) == value
-        budget = spec.resolve_budget() or 512
-        schedule = EvictionSchedule(budget, **spec.schedule_arguments(budget))
+        budget = spec.budget or 512
+        schedule = spec.schedule(budget)
         if form.every is not None:
             assert schedule.budget_min == budget - form.every
         if isinstance(form.protect, int):

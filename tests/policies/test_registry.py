@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import beaconkv
-from beaconkv.policies import base
 
 
 def test_names():
@@ -36,8 +35,8 @@ def test_refusals_name_the_offender(name, settings, message):
         beaconkv.make_policy(name, **settings)
 
 
-def test_a_policy_is_one_class(monkeypatch):
-    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+@pytest.mark.usefixtures("_own_registry")
+def test_a_policy_is_one_class():
 
     @dataclass(frozen=True)
     class Oldest(beaconkv.EvictionPolicy, name="oldest"):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..instruments import QueryRecorder, bounded_layers
 from ..integrations.transformers import BoundedCache, cache_argument
-from ..integrations.transformers.witness import Witness, bounded_layers
 from ..types import Rope, RotaryFn
 from .trace import ROTATIONS, Trace, TraceInfo
 from .trace_file import DTYPES, TraceWriter, size_of
@@ -33,7 +33,7 @@ def pieces_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 def require_choice(model: nn.Module, layers: Sequence[int] | None, kv_heads: Sequence[int] | None) -> None:
     """Raise ``ValueError`` for layers or KV heads that the model does not have, before anything is computed."""
-    with BoundedCache(model, Witness()) as cache:
+    with BoundedCache(model, QueryRecorder()) as cache:
         if layers is not None:
             _require_known("layer", layers, [index for index, _ in bounded_layers(cache)])
     heads = getattr(model.config.get_text_config(decoder=True), "num_key_value_heads", None)
@@ -93,7 +93,7 @@ def record(
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     tokens = torch.tensor([ids], device=model.device)
     writer, decoder = None, model.get_decoder()
-    with BoundedCache(model, Witness()) as cache, ExitStack() as stack:
+    with BoundedCache(model, QueryRecorder()) as cache, ExitStack() as stack:
         hosts = dict(bounded_layers(cache))
         chosen = sorted(hosts) if layers is None else sorted(set(layers))
         _require_known("layer", chosen, sorted(hosts))

@@ -73,7 +73,7 @@ def replay_schedule(
     spec = parse_policy(policy)
     if not spec.policy.evicts:
         raise ValueError(f"policy {spec.spec!r} evicts nothing: there is nothing to replay")
-    schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **overrides))
+    schedule = spec.schedule(budget, **overrides)
     if schedule.budget is None:
         raise ValueError(f"policy {spec.spec!r} needs a budget")
     if schedule.prefill_chunk is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..instruments import HidingCache
 from ..integrations.transformers import cache_argument
-from ..integrations.transformers.hiding import HidingCache
 from .attention import attention_blocks
 from .replay import Replay
 from .trace import Trace

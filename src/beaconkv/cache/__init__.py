@@ -1,11 +1,11 @@
 """Where entries live and when they are evicted; knows policies, and no host."""
 
+from ..schedule import SCOPES, EvictionSchedule, staggered
 from .eviction import EntryStore, Retention, evict
 from .footprint import can_stack, row_bytes, state_bytes
 from .layer import BoundedLayer
 from .pending import AttentionInputs, pick_steps
 from .progress import Chunk, Progress, eviction_steps, most_slots
-from .schedule import SCOPES, EvictionSchedule, staggered
 from .stack import LayerStack, stacked_params
 from .stats import CacheStats
 

@@ -7,9 +7,9 @@ from copy import copy
 import torch
 from torch import Tensor
 
+from ..schedule import EvictionSchedule
 from ..types import Rows, persistent_rows, persistent_zeros
 from .progress import Progress
-from .schedule import EvictionSchedule
 
 UNBOUNDED = EvictionSchedule(None)
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from ..policies import EvictionPolicy, LayerState
+from ..schedule import EvictionSchedule
 from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
 from .eviction import EntryStore, Retention, evict
 from .pending import AttentionInputs, PendingChunk, inputs_behind
 from .progress import Progress
-from .schedule import EvictionSchedule
 from .slab import EntrySlab
 
 

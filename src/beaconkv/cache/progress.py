@@ -10,7 +10,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 
-from .schedule import EvictionSchedule
+from ..schedule import EvictionSchedule
 
 NO_EVICTION = 1 << 62
 """Entries that may still come where nothing is ever evicted."""

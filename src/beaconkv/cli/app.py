@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
+from .common import show_log
 from .compare import compare
 from .demo import demo
 from .evaluate import evaluate
@@ -36,8 +37,13 @@ app.add_typer(trace, name="trace")
 
 
 @app.callback(invoke_without_command=True)
-def version(show: bool = typer.Option(False, "--version", help="Show the version and leave.")) -> None:
+def version(
+    show: bool = typer.Option(False, "--version", help="Show the version and leave."),
+    verbose: int = typer.Option(0, "--verbose", "-v", count=True, help="Show the library's log; twice: all of it."),
+) -> None:
     """Options of the program itself."""
     if show:
         typer.echo(__version__)
         raise typer.Exit
+    if verbose:
+        show_log(verbose)

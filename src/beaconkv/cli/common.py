@@ -1,8 +1,9 @@
-"""What the commands share: consoles, units, settings given as name=value."""
+"""What the commands share: consoles, units, settings of a policy."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,21 @@ messages = Console(stderr=True)
 """Progress and remarks; stdout is kept for results."""
 
 
+def show_log(verbose: int) -> None:
+    """Show what the library logs, on stderr.
+
+    Args:
+        verbose: 1 for what is logged at INFO, more for DEBUG, too.
+    """
+    from rich.logging import RichHandler
+
+    logger = logging.getLogger("beaconkv")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, RichHandler)]:
+        logger.removeHandler(handler)
+    logger.addHandler(RichHandler(console=messages, show_path=False))
+    logger.setLevel(logging.INFO if verbose == 1 else logging.DEBUG)
+
+
 def report(message: str) -> None:
     """Say what takes time."""
     messages.print(f"[dim]{message}[/dim]")
@@ -26,31 +42,16 @@ def print_json(result: dict[str, Any]) -> None:
     print(json.dumps(result, indent=2, ensure_ascii=False))
 
 
-def human_bytes(count: float) -> str:
-    """12.3 MiB, 1.5 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def parse_settings(pairs: list[str]) -> dict[str, Any]:
-    """["n_recent=4", "query_pool=mean"] -> {"n_recent": 4, "query_pool": "mean"}.
+def add_settings(policy: str, settings: list[str]) -> str:
+    """The spec of a policy with the settings of ``--set``, which come last and so win.
 
     Raises:
-        ValueError: an item without "=".
+        ValueError: a setting that is no ``setting=value``.
     """
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ValueError(f"policy settings are written name=value, got {pair!r}")
-        try:
-            settings[name] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[name] = value
-    return settings
+    from ..policies.spec import parse_settings
+
+    parse_settings(settings, "--set", "--set setting=value")
+    return ":".join([policy, *settings])
 
 
 def parse_count(text: str) -> int | str:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .common import console, parse_budgets, print_json, split
+from .common import bar, console, parse_budgets, print_json, split
 from .evaluate import run_evaluation, show_quality
 from .models import DEVICE, DTYPE, load_model, placement
 from .outputs import require_folder, require_package
-from .report import write_page
 
 if TYPE_CHECKING:
     from ..models import LoadedModel
@@ -29,10 +28,10 @@ def demo(
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
     from ..evaluation import load_tasks
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.run import Evaluation
     from ..evaluation.cells import make_cells
-    from ..evaluation.decoding import Sampling
     from ..evaluation.figures import draw
-    from ..evaluation.run import Evaluation
 
     cells = make_cells(split(policies), parse_budgets(budgets))
     if all(cell.policy != "full" for cell in cells) or all(cell.budget is None for cell in cells):
@@ -69,6 +68,7 @@ def demo(
 def _page(loaded: LoadedModel, cells: list[tuple[str, int | None]], out: Path) -> Path:
     """A page about the first answer with the full cache: what it looked back at, and what was dropped."""
     from ..analysis.recorder import record
+    from ..analysis.report.write import write_page
     from ..evaluation import load_tasks, read_records
     from ..provenance import provenance
 
@@ -88,5 +88,6 @@ def _page(loaded: LoadedModel, cells: list[tuple[str, int | None]], out: Path) -
     )
     page = out / "page.html"
     # The keys that a small head attends to are few, and a chain of some hundred tokens is short.
-    write_page(trace, cells, page, top_keys=8, distance=100)
+    with bar("looking", 1.0, counts=False) as advance:
+        write_page(trace, cells, page, top_keys=8, distance=100, advance=advance)
     return page

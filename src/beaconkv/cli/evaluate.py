@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .common import console, messages, parse_budgets, parse_count, print_json, split
-from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .models import DEVICE, DTYPE, MODEL, load_model, placement
 from .outputs import require_folder
 from .quality import remarks, show_quality
 
 if TYPE_CHECKING:
-    from ..evaluation.run import Evaluation
+    from ..evaluation.answers.run import Evaluation
 
 
 def evaluate(
@@ -49,11 +47,11 @@ def evaluate(
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
     from ..evaluation import load_tasks
+    from ..evaluation.answers.checks import check_answers, check_folder
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.run import Evaluation, check_runs
+    from ..evaluation.answers.run_settings import run_settings
     from ..evaluation.cells import make_cells
-    from ..evaluation.checks import check_answers, check_folder
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.run import Evaluation, check_runs
-    from ..evaluation.run_settings import run_settings
 
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
@@ -87,33 +85,13 @@ def warn(remark: str) -> None:
     messages.print(remark, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-def run_evaluation(evaluation: Evaluation, out: Path, reference: str, **settings: Any) -> dict[str, Any]:
-    """Check what only the model can tell, execute with progress shown, summarize, and write ``result.json``."""
-    from ..evaluation import read_records, summarize
-    from ..evaluation.checks import check_prompts
-    from ..evaluation.files import replace_file
-    from ..evaluation.run import KEY
-    from ..evaluation.summary import first_wrong
-    from ..provenance import provenance
+def run_evaluation(evaluation: Evaluation, out: Path, reference: str, model: str) -> dict[str, Any]:
+    """Check what only the model can tell, and evaluate with progress shown. Returns the result."""
+    from ..evaluation.answers.checks import check_prompts
+    from ..evaluation.answers.result import evaluate_and_write
     from .progress import ShownProgress
 
     for remark in check_prompts(evaluation):
         warn(remark)
-    start = time.perf_counter()
     with ShownProgress(evaluation) as progress:
-        path = evaluation.execute(out, progress)
-    wanted = evaluation.keys()
-    records = [record for record in read_records(path) if tuple(record[k] for k in KEY) in wanted]
-    order = {(cell.policy, cell.budget): i for i, cell in enumerate(evaluation.cells)}
-    records.sort(key=lambda r: order[r["policy"], r["budget"]])
-    wrong = [{"policy": p, "budget": b, **kinds} for (p, b), kinds in first_wrong(records).items()]
-    result = {
-        "rows": summarize(records, reference),
-        "first_wrong": wrong,
-        "schedules": [{"policy": c.policy, **vars(c.schedule)} for c in evaluation.cells],
-        "settings": evaluation.settings() | {"runs": evaluation.runs, "reference": reference},
-        "seconds": round(time.perf_counter() - start, 1),
-        **provenance(seed=evaluation.seed, **placed_as(evaluation), **settings),
-    }
-    replace_file(out / "result.json", [json.dumps(result, indent=1).encode()])
-    return result
+        return evaluate_and_write(evaluation, out, reference, progress, model=model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .common import console, human_bytes, messages, name_column, parse_budgets, parse_count, print_json, report, split
-from .models import DEVICE, DTYPE, MODEL, load_model, placed_as, placement
+from .common import console, messages, name_column, parse_budgets, parse_count, print_json, report, split
+from .models import DEVICE, DTYPE, MODEL, load_model, placement
 from .outputs import require_folder
-
-EXPLAINED = (
-    "KL: of the next-token distribution, full cache to this one, nats a token; [95% interval over texts].",
-    "agree: how often both find the same token likeliest. ppl: perplexity of the text.",
-    "lost: share of the full cache's attention on entries that are gone.",
-)
 
 
 def fidelity(
@@ -46,10 +39,9 @@ def fidelity(
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
     from ..evaluation.cells import make_cells
-    from ..evaluation.comparison import compare
-    from ..evaluation.fidelity import FidelitySettings, measure, work
-    from ..evaluation.texts import read_rows, tokenize
-    from ..provenance import provenance
+    from ..evaluation.fidelity.measure import FidelitySettings, work
+    from ..evaluation.fidelity.result import EXPLAINED, measure_and_write, title_of
+    from ..evaluation.fidelity.texts import read_rows, tokenize
 
     names = split(policies)
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
@@ -70,31 +62,22 @@ def fidelity(
         task = progress.add_task("", total=work(samples_read, cells))
         if not messages.is_terminal:
             report(f"{len(cells)} methods and budgets on {len(samples_read)} texts")
-        records = measure(
-            loaded.model,
+        result = measure_and_write(
+            loaded,
             samples_read,
             cells,
             settings,
-            records=out / "records.jsonl",
-            label=f"{model} {loaded.model.dtype}",
+            out,
+            model=model,
+            source=texts,
+            against=against,
             advance=lambda done: progress.advance(task, done),
         )
-    found = compare(records, against, seed)
-    result = {
-        "rows": found,
-        "records": records,
-        "settings": vars(settings),
-        "against": against,
-        **provenance(model=model, **placed_as(loaded), seed=seed, texts=str(texts)),
-    }
-    (out / "fidelity.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
-    predicted = sum(text.predictions for text in samples_read)
-    title = f"{model}: {len(samples_read)} texts, {predicted:,} tokens after their prompts"
-    (out / "fidelity.md").write_text(_markdown(title, found, against), encoding="utf-8")
+    found = result["rows"]
     if as_json:
         print_json(result)
     else:
-        console.print(_table(title, found, against))
+        console.print(_table(title_of(model, samples_read), found, against))
         for line in EXPLAINED:
             console.print(line, style="dim", highlight=False)
         console.print(f"written to {out}")
@@ -105,55 +88,15 @@ def fidelity(
             )
 
 
-def _spread(value: dict[str, Any] | None, sign: str = "") -> str:
-    if value is None:
-        return "-"
-    mean = f"{value['mean']:{sign}.3f}"
-    return mean if value["low"] is None else f"{mean} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"
-
-
-def _measures(row: dict[str, Any], against: str | None) -> dict[str, str]:
-    cells = {
-        "policy": row["policy"],
-        "budget": "-" if row["budget"] is None else str(row["budget"]),
-        "KL": _spread(row["kl"]),
-    }
-    if against is not None:
-        cells[f"KL - {against}"] = _spread(row["difference"]["kl"], "+")
-    return cells | {
-        "agree": f"{100 * row['agreement']['mean']:.1f}%",
-        "ppl": f"{row['perplexity']['mean']:.2f}",
-        "lost": "-" if row["mass_lost"] is None else f"{100 * row['mass_lost']['mean']:.1f}%",
-        "evicted": f"{row['evictions']:.0f}x",
-    }
-
-
 def _table(title: str, rows: list[dict[str, Any]], against: str | None) -> Table:
+    from ..evaluation.fidelity.result import measures
+
     full = rows[0]["perplexity_full"]["mean"]
     table = Table(title=f"{title}; full cache: ppl {full:.2f}", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    first, *headings = _measures(rows[0], against)
+    first, *headings = measures(rows[0], against)
     name_column(table, first, [row["policy"] for row in rows])
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*_measures(row, against).values())
+        table.add_row(*measures(row, against).values())
     return table
-
-
-def _markdown(title: str, rows: list[dict[str, Any]], against: str | None) -> str:
-    """The table with all columns."""
-    cells = [
-        {
-            **_measures(row, against),
-            "ppl, full cache": f"{row['perplexity_full']['mean']:.2f}",
-            "keys and values": human_bytes(row["kv_bytes"]),
-            "their peak": human_bytes(row["peak_kv_bytes"]),
-            "state": human_bytes(row["state_bytes"]),
-            "tokens/s": "-" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:.1f}",
-        }
-        for row in rows
-    ]
-    lines = [list(cells[0]), ["---"] * len(cells[0]), *(list(row.values()) for row in cells)]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    notes = "\n".join(f"- {line}" for line in (*EXPLAINED, "Bytes are of one text, measured; tokens/s of all texts."))
-    return f"{title}\n\n{body}\n\n{notes}\n"

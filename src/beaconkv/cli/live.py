@@ -10,7 +10,8 @@ from rich.text import Text
 from transformers import TextStreamer
 
 from ..integrations.transformers import BoundedCache
-from .common import console, human_bytes
+from ..units import human_bytes
+from .common import console
 
 
 class LiveText(TextStreamer):

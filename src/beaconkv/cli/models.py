@@ -29,8 +29,3 @@ def load_model(name: str, placed: dict[str, Any]) -> LoadedModel:
 
     transformers.utils.logging.disable_progress_bar()  # the commands say themselves what takes time
     return load(name, **placed, report=report)
-
-
-def placed_as(loaded: LoadedModel) -> dict[str, str]:
-    """For result files: where a model is and in which numbers, whatever was asked for."""
-    return {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from .common import console, human_bytes, parse_settings, print_json, report
+from ..units import human_bytes
+from .common import add_settings, console, print_json, report
 
 
 def plan(
@@ -16,20 +17,20 @@ def plan(
     utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
     dtype: str = typer.Option("bfloat16", help="Of weights and cache: float32, bfloat16, float16."),
     policy: str = typer.Option("beaconkv", help="Policy whose own memory is counted."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """Say what a model's cache costs, and what a budget saves."""
     from ..memory import ModelShape, plan_memory
     from ..models import load_config
-    from ..models.load import DTYPES
+    from ..models.placement import DTYPES
     from ..policies import make_policy
     from ..provenance import provenance
 
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     shape = ModelShape.of_config(load_config(model, report))
-    chosen = make_policy(policy, **parse_settings(settings))
+    chosen = make_policy(add_settings(policy, settings))
     result = plan_memory(
         shape,
         chosen,

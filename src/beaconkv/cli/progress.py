@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ..evaluation.progress import Progress as Counts
-from ..evaluation.run import Batch, Evaluation
+from ..evaluation.answers.batch import Batch
+from ..evaluation.answers.progress import Progress as Counts
+from ..evaluation.answers.run import Evaluation
 from .common import messages
 
 EVERY = 30.0

@@ -16,7 +16,6 @@ from .models import DEVICE, DTYPE, load_model, placement
 from .outputs import require_folder, require_package
 
 if TYPE_CHECKING:
-    from ..analysis.losses import Outcome
     from ..analysis.trace import Trace
 
 EXPLAINED = (
@@ -48,9 +47,9 @@ def replay(
     """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
     from ..analysis.losses import compare_policies
     from ..analysis.pictures import draw_losses
+    from ..analysis.replay_result import replay_result
     from ..analysis.trace import Trace
     from ..evaluation.cells import make_cells
-    from ..provenance import provenance
 
     for name, value, least in (("restore", restored, 0), ("window", window, 1)):
         if value < least:
@@ -71,17 +70,8 @@ def replay(
         outcomes = compare_policies(
             opened, [(cell.policy, cell.budget) for cell in cells], top_keys=top_keys, advance=advance, **limits
         )
-    result: dict[str, Any] = {
-        "trace": str(trace),
-        "top_keys": top_keys,
-        "rows": [outcome.summary() for outcome in outcomes],
-        "schedules": [{"policy": o.replay.policy, **vars(o.replay.schedule)} for o in outcomes],
-        "events": [{"policy": o.replay.policy, "budget": o.replay.budget, "events": o.events()} for o in outcomes],
-        **provenance(model=opened.info.model),
-    }
-    if restored:
-        loaded = load_model(name, placed).model
-        result["restored"] = [_restore(opened, outcome, restored, event, window, loaded) for outcome in outcomes]
+    found = load_model(name, placed).model if restored else None
+    result = replay_result(opened, outcomes, top_keys, model=found, restored=restored, event=event, window=window)
     document = json.dumps(result, indent=2, ensure_ascii=False).encode("utf-8", "replace")
     (out / "replay.json").write_bytes(document)
     draw_losses(outcomes, out / "replay.png")
@@ -100,44 +90,6 @@ def replay(
                 f"[yellow]nothing was evicted: {len(opened)} tokens fit the budget of {row['budget']} "
                 f"({row['policy']})[/yellow]"
             )
-
-
-def _restore(trace: Trace, outcome: Outcome, count: int, event: int | None, window: int, model: Any) -> dict[str, Any]:
-    """Put the most missed entries of one eviction back, one at a time."""
-    from ..analysis.restoration import missed_soon, most_missed, restore
-
-    number, events = outcome.replay.event_of(), len(outcome.replay.steps)
-    result = {"policy": outcome.replay.policy, "budget": outcome.replay.budget}
-    if not events:
-        return {**result, "entries": []}
-    missed = missed_soon(trace, outcome.replay, window)
-    if event is None:
-        usable = [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + window < len(trace)]
-        usable = usable or [e for e in range(1, events + 1) if outcome.replay.steps[e - 1] + 1 < len(trace)]
-        if not usable:
-            return {**result, "entries": []}
-        event = max(usable, key=lambda e: (missed * (number == e)).sum().item())
-    places = most_missed(missed, number, event, count)
-    found = restore(model, trace, outcome.replay, event, places, window)
-    here = number == event
-    return {
-        **result,
-        "event": event,
-        "step": found.step,
-        "window": found.window,
-        "kl_evicted": found.evicted,
-        "kl_before": found.before,
-        "entries": [
-            {
-                "position": place,
-                "text": trace.info.pieces[place],
-                "dropped_in": int(here[:, :, place].sum()),
-                "missed": (missed * here)[:, :, place].sum().item(),
-                "kl_restored": found.single[place],
-            }
-            for place in places
-        ],
-    }
 
 
 def _table(trace: Trace, rows: list[dict[str, Any]]) -> Table:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from .common import messages, parse_count, report
+from .common import add_settings, messages, parse_count, report
 
 SERVER = "vllm.entrypoints.openai.api_server"
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
@@ -35,7 +35,7 @@ def serve(
     prefill_chunk: int | None = typer.Option(
         None, help="Pieces in which a prompt is taken in and evicted. Default: vLLM's max-num-batched-tokens."
     ),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, name=value; repeatable."),
+    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
     show: bool = typer.Option(False, "--show", help="Show the command and its environment, and start nothing."),
 ) -> None:
     """Start vLLM's OpenAI server with a bounded cache; prefix caching is off.
@@ -46,8 +46,8 @@ def serve(
     from ..models.load import resolve
     from ..policies import parse_policy
 
-    spec = ":".join([policy, *settings])
-    if budget is None and parse_policy(spec).resolve_budget() is None:
+    spec = add_settings(policy, settings)
+    if budget is None and parse_policy(spec).budget is None:
         budget = 2048
     ends = {"prefix": prefix, "protect": protect}
     chosen = ServingSettings(

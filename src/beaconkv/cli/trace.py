@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,14 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .common import bar, console, human_bytes, print_json, report, split
+from ..units import human_bytes
+from .common import bar, console, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
 from .outputs import require_file, require_folder, require_package
 
 if TYPE_CHECKING:
     from ..analysis.diagnosis import Diagnosis
     from ..analysis.trace import Trace
-    from ..evaluation.decoding import Sampling
 
 app = typer.Typer(help="Record what a model's attention sees, and look at it.", no_args_is_help=True)
 
@@ -50,9 +49,10 @@ def record_command(
 ) -> None:
     """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
     from ..analysis.recorder import record, require_choice
-    from ..evaluation import load_tasks
-    from ..evaluation.decoding import Sampling
-    from ..evaluation.texts import tokenize
+    from ..evaluation.answers.decoding import Sampling
+    from ..evaluation.answers.generation import write_text
+    from ..evaluation.fidelity.texts import read_row, tokenize
+    from ..evaluation.tasks.load import load_problem
     from ..provenance import provenance
 
     sources = [
@@ -65,24 +65,19 @@ def record_command(
             raise ValueError(f"{name} must be at least {least}, got {value}")
     chosen = {"layers": _numbers("layers", layers), "kv_heads": _numbers("kv-heads", kv_heads)}
     sampling = Sampling(max_new_tokens, temperature, top_p)
-    problem = None
     if task is not None:
-        tasks = load_tasks(task, row + 1, seed)
-        if len(tasks) != 1:
-            raise ValueError(f"choose one task, for example plan@0.66; got {task!r}")
-        if len(tasks[0].problems) <= row:
-            raise ValueError(f"{task} has {len(tasks[0].problems)} problems; row must be below that, got {row}")
-        problem = tasks[0].problems[row].prompt
-    lines = None if texts is None else _line(texts, row)
+        prompt = load_problem(task, row, seed).prompt
+    line = None if texts is None else read_row(texts, row)
     placed = placement(device, dtype)
     require_file(out)
     loaded = load_model(model, placed)
     require_choice(loaded.model, **chosen)
-    if lines is not None:
-        (text,) = tokenize(lines, loaded.tokenizer, tokens, prompt_tokens)
+    if line is not None:
+        (text,) = tokenize([line], loaded.tokenizer, tokens, prompt_tokens)
         ids, prompt_length = list(text.ids), text.prompt_length
     else:
-        ids, prompt_length = _write(loaded, problem, prompt, sampling, seed)
+        with bar("writing", max_new_tokens) as advance:
+            ids, prompt_length = write_text(loaded, prompt, sampling, seed, chat=task is None, advance=advance)
     with bar("reading", len(ids)) as advance:
         trace = record(
             loaded.model,
@@ -102,15 +97,6 @@ def record_command(
     console.print(_describe(trace), highlight=False, markup=False)
 
 
-def _line(texts: Path, row: int) -> list[dict[str, Any]]:
-    from ..evaluation.texts import read_rows
-
-    lines = read_rows(texts, row + 1)
-    if len(lines) <= row:
-        raise ValueError(f"{texts} has {len(lines)} texts; row must be below that, got {row}")
-    return lines[row:]
-
-
 def _numbers(name: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
@@ -118,40 +104,6 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
         return [int(part) for part in split(text)]
     except ValueError:
         raise ValueError(f"{name} are whole numbers, with commas between them; got {text!r}") from None
-
-
-def _write(
-    loaded: Any, problem: str | None, message: str | None, sampling: Sampling, seed: int
-) -> tuple[list[int], int]:
-    """Let the model go on with a prompt, with the full cache. All token ids, and how many are the prompt."""
-    from ..evaluation.decoding import write_answers
-    from ..integrations.transformers import BoundedCache
-
-    tokenizer, model = loaded.tokenizer, loaded.model
-    if problem is None and tokenizer.chat_template is not None:
-        chat = [{"role": "user", "content": message}]
-        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    else:
-        ids = tokenizer(message if problem is None else problem)["input_ids"]
-    if not ids:
-        raise ValueError("the prompt is empty")
-    stop = model.generation_config.eos_token_id
-    stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
-    written = []
-    with bar("writing", sampling.max_new_tokens) as advance, BoundedCache(model, "full") as cache:
-        write_answers(
-            model,
-            [ids],
-            cache,
-            sampling,
-            [seed],
-            stops,
-            tokenizer.pad_token_id or 0,
-            written.append,
-            lambda n: advance(n),
-        )
-    return [*ids, *written[0].tokens], len(ids)
 
 
 @app.command("info")
@@ -192,10 +144,8 @@ def look_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
 ) -> None:
     """How often each head looks far back, and whether the queries that do fall into groups."""
-    from ..analysis.diagnosis import diagnose
-    from ..analysis.pictures import draw_attention, draw_clusters, draw_cosines, draw_frequency, picture_head
+    from ..analysis.look import look
     from ..analysis.trace import Trace
-    from ..provenance import provenance
 
     if (layer is None) != (head is None):
         raise ValueError("give layer and head together, or neither")
@@ -207,47 +157,25 @@ def look_command(
     require_package("matplotlib", "insight", "a picture")
     require_folder(out)
     with bar("layers", len(opened.info.layers)) as advance:
-        found = diagnose(
+        found, result, pictures = look(
             opened,
+            out,
             top_keys=top_keys,
             distance=distance,
             start=start,
             stop=stop,
+            head=None if layer is None else (layer, head),
             seed=seed,
             advance=advance,
         )
-    result = {"trace": str(trace), **found.summary(), **provenance(model=opened.info.model, seed=seed)}
-    (out / "diagnosis.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
-    layer, head = (layer, head) if layer is not None else picture_head(found)
-    window = _window(opened, found, layer, head)
-    (out / "clusters.png").unlink(missing_ok=True)  # of an earlier run: this one may have none
-    pictures = [
-        draw_frequency(found, opened.info.heads, out / "frequency.png"),
-        draw_attention(opened, found, layer, head, *window, out / "attention.png"),
-        draw_cosines(opened, found, layer, head, *window, out / "cosines.png"),
-        draw_clusters(found, out / "clusters.png"),
-    ]
     if as_json:
         print_json(result)
         return
     console.print(_frequencies(found))
     for line in _words(result):
         console.print(line, highlight=False)
-    names = ", ".join(path.name for path in pictures if path is not None)
+    names = ", ".join(path.name for path in pictures)
     console.print(f"written to {out}: diagnosis.json, {names}", highlight=False, markup=False)
-
-
-def _window(trace: Trace, found: Diagnosis, layer: int, head: int, width: int = 48) -> tuple[int, int]:
-    """Queries for the pictures: where, in the second half of the text, local and global ones are most mixed."""
-    far = found.revisiting.is_global[found.revisiting.layers.index(layer), trace.info.heads.index(head)].float()
-    length = len(trace)
-    if length <= width:
-        return 0, length
-    first = max(trace.info.prompt_length, length // 2)
-    counts = far.unfold(0, width, 1).sum(-1)[min(first, length - width) :]
-    mixed = (counts - width / 4).abs()
-    start = min(first, length - width) + int(mixed.argmin())
-    return start, start + width
 
 
 def _frequencies(found: Diagnosis) -> Table:

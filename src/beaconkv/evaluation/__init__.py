@@ -1,17 +1,17 @@
 """How well a bounded cache serves: measured against the full cache, and against answers.
 
-Importing is cheap: what needs a model is in ``decoding`` and ``run``, and math-verify is not loaded before the
-first mathematical answer is compared.
+Importing is cheap: what needs a model is in ``answers.decoding``, ``answers.run`` and ``fidelity``, and math-verify is
+not loaded before the first mathematical answer is compared.
 """
 
-from .grading import GRADERS, Grade, get_grader, grade, grade_choice, grade_exact
+from .answers.repetition import Loop, repetition_loop
+from .grading.grade import GRADERS, Grade, get_grader, grade, grade_choice, grade_exact
 from .intervals import Difference, Estimate, mean_interval, paired_difference
-from .jsonl import read_records
-from .problems import Problem, load_problems
-from .records import RecordFile
-from .repetition import Loop, repetition_loop
+from .records.jsonl import read_records
+from .records.record_file import RecordFile
 from .summary import summarize
-from .tasks import Task, load_tasks
+from .tasks.load import Task, load_tasks
+from .tasks.problems import Problem, load_problems
 
 __all__ = [
     "GRADERS",

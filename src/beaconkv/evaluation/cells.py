@@ -41,9 +41,7 @@ class Cell:
     @property
     def schedule(self) -> EvictionSchedule:
         """What a cache of this cell follows."""
-        spec = parse_policy(self.policy)
-        arguments = spec.schedule_arguments(self.budget, **self.overrides)
-        return EvictionSchedule(spec.resolve_budget(self.budget), **arguments)
+        return parse_policy(self.policy).schedule(self.budget, **self.overrides)
 
     def new_cache(self, model: nn.Module) -> BoundedCache:
         """A cache of this cell."""
@@ -68,8 +66,8 @@ def make_cells(policies: Sequence[str], budgets: Sequence[int], **overrides: Any
         spec = parse_policy(policy)
         if not spec.policy.evicts:
             cells.append(Cell(policy, None))
-        elif spec.resolve_budget() is not None:
-            cells.append(Cell(policy, spec.resolve_budget(), overrides))
+        elif spec.budget is not None:
+            cells.append(Cell(policy, spec.budget, overrides))
         elif not budgets:
             raise ValueError(f"policy {policy!r} needs at least one budget")
         else:

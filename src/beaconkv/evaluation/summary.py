@@ -17,7 +17,7 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
     """One row for each policy, budget and task, and for all tasks together.
 
     Args:
-        records: samples, as :class:`~beaconkv.evaluation.Evaluation` writes them.
+        records: samples, as :class:`~beaconkv.evaluation.answers.run.Evaluation` writes them.
         reference: policy that others are compared with at the same budget, on the same problems and runs.
 
     Returns:

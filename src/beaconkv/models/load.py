@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import reasoner, smollm2
 from .hub import hub_arguments
-from .placement import DTYPES, require_device, require_dtype, torch_device
+
+if TYPE_CHECKING:  # torch takes a second to import
+    import torch
+    from torch import nn
 
 BUNDLED: dict[str, Callable[..., Path]] = {"reasoner": reasoner.folder, "smollm2-135m": smollm2.converted_folder}
 """Names that need no hub, and what makes a folder of each."""
@@ -76,6 +76,8 @@ def load(
         ImportError, RuntimeError: see :func:`beaconkv.models.smollm2.converted_folder`.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .placement import DTYPES, require_device, require_dtype, torch_device
 
     if isinstance(dtype, str):
         require_dtype(dtype)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .alphabet import CHARACTERS, END, PAD
+
 
 def folder(report: Callable[[str], None] = lambda message: None) -> Path:
     """The model in this package, with its card (README.md)."""
@@ -16,7 +18,7 @@ def save(model: Any, into: Path) -> None:
     """Write model, configuration and tokenizer so that every supported release of transformers reads them.
 
     Args:
-        model: a Qwen3ForCausalLM over the characters of :mod:`beaconkv.evaluation.reasoning`.
+        model: a Qwen3ForCausalLM over the characters of :mod:`beaconkv.models.alphabet`.
         into: the folder, made if missing.
     """
     import json
@@ -44,8 +46,6 @@ def make_tokenizer() -> Any:
     """One token a character; the line break ends an answer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-
-    from ..evaluation.reasoning import CHARACTERS, END, PAD
 
     tokenizer = Tokenizer(models.WordLevel({character: i for i, character in enumerate(CHARACTERS)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

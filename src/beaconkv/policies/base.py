@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..types import CacheView, Rope, Rows, persistent_copy, persistent_zeros
+from .preset import Preset
 
-if TYPE_CHECKING:
-    from .presets import Preset
-
-_REGISTRY: dict[str, type[EvictionPolicy]] = {}
+REGISTRY: dict[str, type[EvictionPolicy]] = {}
+"""Every class with a name, which enters itself here; ``registry.py`` reads it."""
 
 
 class LayerState:
@@ -143,11 +142,11 @@ class EvictionPolicy(metaclass=_NamedMeta):
             cls.per_head = False  # whoever overrides a method promises anew
         if not registered_as:
             return
-        known = _REGISTRY.get(registered_as)
+        known = REGISTRY.get(registered_as)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"policy name {registered_as!r} is taken by {known.__module__}.{known.__qualname__}")
         cls.name = registered_as
-        _REGISTRY[registered_as] = cls
+        REGISTRY[registered_as] = cls
 
     def new_state(self, batch: int) -> LayerState:
         """A fresh state for one layer of one cache of ``batch`` rows."""
@@ -173,50 +172,6 @@ def concat_heads(tensors: Sequence[Tensor]) -> Tensor:
 def heads_of_layer(tensor: Tensor, number: int, count: int) -> Tensor:
     """The heads of one of ``count`` layers in a tensor (B, all heads, ...), as a tensor of its own."""
     return persistent_copy(tensor.chunk(count, dim=1)[number])
-
-
-def policies() -> dict[str, type[EvictionPolicy]]:
-    """Every registered policy by name, in alphabetical order."""
-    return dict(sorted(_REGISTRY.items()))
-
-
-def policy_class(name: str) -> type[EvictionPolicy]:
-    """The policy registered by this name.
-
-    Raises:
-        ValueError: an unknown name; the message lists the choices.
-    """
-    cls = _REGISTRY.get(name)
-    if cls is None:
-        raise ValueError(f"unknown policy {name!r}; choose from {', '.join(policies())}")
-    return cls
-
-
-def preset_of(cls: type[EvictionPolicy], name: str) -> Preset:
-    """A preset of a policy by name.
-
-    Raises:
-        ValueError: an unknown name; the message lists the choices.
-    """
-    if name not in cls.presets:
-        choices = ", ".join(cls.presets) or "none"
-        raise ValueError(f"policy {cls.name!r} has no preset {name!r}; it has {choices}")
-    return cls.presets[name]
-
-
-def build_policy(name: str, settings: Mapping[str, Any]) -> EvictionPolicy:
-    """A policy with some settings; the others keep their defaults.
-
-    Raises:
-        ValueError: an unknown name, an unknown setting or a setting out of range; the message names
-            it and lists the choices.
-    """
-    cls = policy_class(name)
-    known = [f.name for f in fields(cls)]
-    for setting in settings:
-        if setting not in known:
-            raise ValueError(f"policy {name!r} has no setting {setting!r}; it has {', '.join(known) or 'none'}")
-    return cls(**settings)
 
 
 def require_int(owner: str, name: str, value: Any, least: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import ops
 from .base import require_int
 from .observation import ObservationPolicy
-from .presets import Preset
+from .preset import Preset
 from .query_buffer import QueryBuffer
 
 PAPER = "Kim et al., BeaconKV, arXiv 2609.04971"

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .base import policies
+from .registry import policies
 
 PATH = Path(__file__).with_name("catalogue.json")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import ops
 from ..types import CacheView, Rope, Rows, persistent_rows, persistent_zeros
 from .base import EvictionPolicy, LayerState, concat_heads, heads_of_layer
-from .presets import Preset
+from .preset import Preset
 
 PAPER = "Zhang et al., H2O, arXiv 2306.14048"
 BLOCK = 128

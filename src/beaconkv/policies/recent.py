@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .beacon import PAPER, BeaconKV
-from .presets import Preset
+from .preset import Preset
 
 
 @dataclass(frozen=True)

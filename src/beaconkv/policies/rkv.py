@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import ops
 from ..types import CacheView
 from .observation import ObservationPolicy
-from .presets import Preset
+from .preset import Preset
 
 PAPER = "Cai et al., R-KV, arXiv 2505.24133"
 

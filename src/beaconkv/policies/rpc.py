@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .observation import ObservationPolicy
-from .presets import Preset
+from .preset import Preset
 
 PAPER = "Song et al., Reasoning Path Compression, arXiv 2505.13866"
 CODE = "github.com/jiwonsong-dev/ReasoningPathCompression, rpc/rpc_utils.py"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..types import CacheView
 from .base import EvictionPolicy, LayerState
-from .presets import Preset
+from .preset import Preset
 
 
 @dataclass(frozen=True)

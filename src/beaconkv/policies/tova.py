@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .observation import ObservationPolicy
-from .presets import Preset
+from .preset import Preset
 
 PAPER = "Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104"
 

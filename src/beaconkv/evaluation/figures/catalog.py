@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .. import paper_results as paper
+from . import paper_results as paper
 from . import tables
 from .fidelity import divergence, divergence_blocks
 from .markdown import table

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...policies import PolicySpec, parse_policy
-from ...policies.base import policy_class
 from ...policies.beacon import PAPER
+from ...policies.registry import policy_class
 
 # Okabe and Ito's palette, and from Tol's muted one where it ends; black is the full cache.
 COLOURS = {

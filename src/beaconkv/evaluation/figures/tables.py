@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import paper_results as paper
+from . import paper_results as paper
 from .markdown import ABSENT, by_budget, percent, table
 from .plots import task_title
 from .results import Measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Hashable
@@ -30,6 +31,8 @@ from .model_checks import (
     warn_of_dropped_cache,
 )
 from .reading import HostCut
+
+logger = logging.getLogger(__name__)
 
 
 class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
@@ -87,7 +90,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             prefill_chunk=prefill_chunk,
             growth=growth,
         )
-        self.schedule = EvictionSchedule(spec.resolve_budget(budget), **spec.schedule_arguments(budget, **chosen))
+        self.schedule = spec.schedule(budget, **chosen)
         layers, bounded = host_layers(model)
         self._stacks: list[LayerStack] = []
         for indices, schedule in self._stacked(model, bounded, stagger):
@@ -102,6 +105,14 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         self._is_arranged = False
         self._attach(model, bounded)
         warn_of_dropped_cache(model)
+        logger.info(
+            "bounded cache of %s: policy %s, %s; bounded layers: %s, others: %s",
+            type(model).__name__,
+            policy,
+            self.schedule,
+            bounded,
+            [index for index in range(len(layers)) if index not in bounded],
+        )
 
     def _stacked(self, model: nn.Module, bounded: list[int], stagger: int) -> list[tuple[list[int], EvictionSchedule]]:
         """Layers that may take decode steps together: they hold as many entries of one shape on one device."""

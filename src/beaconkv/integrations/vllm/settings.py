@@ -10,7 +10,7 @@ from typing import Any
 
 from ...cache import EvictionSchedule
 from ...policies import EvictionPolicy, PolicySpec, parse_policy
-from ...policies.presets import parse_value
+from ...policies.spec import parse_value
 
 WORKER = "beaconkv.integrations.vllm.worker.BoundedWorker"
 """The value of vLLM's ``--worker-cls`` that asks for a bounded cache."""
@@ -75,12 +75,9 @@ class ServingSettings:
     def schedule(self) -> EvictionSchedule:
         """When a row is evicted, and of how much."""
         names = ("budget_min", "scope", "prefix", "protect", "prefill_chunk")
-        budget = self.spec.resolve_budget(self.budget)
-        if budget is None and self.method.evicts:
+        if self.budget is None and self.spec.budget is None and self.method.evicts:
             raise ValueError(f"policy {self.policy!r} needs a budget")
-        return EvictionSchedule(
-            budget, **self.spec.schedule_arguments(budget, **{name: getattr(self, name) for name in names})
-        )
+        return self.spec.schedule(self.budget, **{name: getattr(self, name) for name in names})
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> ServingSettings | None:

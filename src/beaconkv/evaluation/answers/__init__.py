@@ -1,0 +1,1 @@
+"""Answers: a model writes them in batches, and they are graded."""

@@ -1,0 +1,32 @@
+"""What is computed together: problems of one task, for one method at one budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..cells import Cell
+from ..tasks.load import Task
+from ..tasks.problems import Problem
+
+KEY = ("policy", "budget", "task", "problem", "run")
+"""Fields of a record that name its sample."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Problems that are computed together, or those among which such are chosen.
+
+    Attributes:
+        limit: most tokens of an answer.
+    """
+
+    cell: Cell
+    task: Task
+    run: int
+    problems: tuple[Problem, ...]
+    limit: int
+
+    def key(self, problem: Problem) -> tuple[Any, ...]:
+        """The key of one of its samples, in the order of ``KEY``."""
+        return self.cell.policy, self.cell.budget, self.task.name, problem.id, self.run

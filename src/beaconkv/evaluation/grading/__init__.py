@@ -1,0 +1,1 @@
+"""Right or wrong: an output against the known answer."""

@@ -1,0 +1,1 @@
+"""Results on disk: files that grow by lines and survive a kill, with the settings that made them."""

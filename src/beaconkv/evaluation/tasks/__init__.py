@@ -1,0 +1,1 @@
+"""What can be evaluated: the bundled reasoning tasks, and files of problems and answers."""
