@@ -1,23 +1,37 @@
-"""A model that thinks in a cache of 256 entries per layer and head, however long it writes.
+"""Generate with a bounded cache: a model writes some hundred tokens and never holds more than 256 entries.
 
-python examples/quickstart.py
+Run:
+
+    python examples/quickstart.py
+
+The script needs no network and takes a few seconds. It uses the small model that comes with the package; the name of
+any other decoder works in its place, for example ``load("Qwen/Qwen3-0.6B")`` or a local folder.
 """
 
-from beaconkv import BoundedCache
+import beaconkv
+from beaconkv.evaluation import load_tasks
 from beaconkv.integrations.transformers import cache_argument
-from beaconkv.models import load
 
-model, tokenizer = load("smollm2-135m")  # or a hub name, or a local folder
+BUDGET = 256
 
-question = "Plan a birthday party for ten children, step by step. Explain every decision at length."
-chat = [{"role": "user", "content": question}]
-text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+model, tokenizer = beaconkv.models.load("reasoner")
 
-cache = BoundedCache(model, policy="beaconkv", budget=256)
-# The argument is called `cache` in new releases of transformers and `past_key_values` in older ones.
-out = model.generate(**inputs, **{cache_argument(): cache}, max_new_tokens=600, do_sample=False)
+# The bundled reasoner solves synthetic problems: rules, facts and a plan in, a chain of small steps out.
+task = load_tasks("plan@0.5", samples=1)[0]
+inputs = tokenizer(task.problems[0].prompt, return_tensors="pt")
 
-print(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-print(cache.stats)
-print("layer 0, head 0 still holds the tokens", cache.positions(0)[0, 0].tolist())
+# The two lines that matter. A cache serves one text: make a new one for the next prompt.
+cache = beaconkv.BoundedCache(model, policy="beaconkv", budget=BUDGET)
+# New releases of transformers call the argument `cache`, older ones `past_key_values`.
+output = model.generate(**inputs, **{cache_argument(): cache}, max_new_tokens=600, do_sample=False)
+
+prompt_length = inputs["input_ids"].shape[1]
+print("prompt: ", task.problems[0].prompt[:100], "...")
+print("written:", tokenizer.decode(output[0, prompt_length:], skip_special_tokens=True)[:100], "...")
+
+stats = cache.stats
+print(f"{output.shape[1]} tokens in all, at most {stats.peak_entries} entries per layer and KV head")
+print(f"{stats.evictions} evictions; keys and values take {stats.kv_bytes:,} bytes (formula: {stats.formula_bytes:,})")
+
+# Every layer and KV head keeps its own choice of tokens: (rows, KV heads, entries).
+print("layer 0, KV head 0 still holds the tokens", cache.positions(0)[0, 0].tolist()[:16], "...")
