@@ -49,10 +49,10 @@ def feed(layer, tokens):
 
 @settings(max_examples=200)
 @given(schedules(), st.integers(1, 40), st.just(1) | st.integers(1, 12), st.integers(0, 40))
-def test_as_a_layer_does(schedule, prompt, piece, steps):
-    layer, progress = BoundedLayer(Newest(), schedule), Progress(schedule, prompt, piece)
+def test_as_a_layer_does(schedule, prompt, chunk, steps):
+    layer, progress = BoundedLayer(Newest(), schedule), Progress(schedule, prompt, chunk)
     layer.allocate(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2), [prompt])
-    for tokens in [min(piece, prompt - start) for start in range(0, prompt, piece)] + [1] * steps:
+    for tokens in [min(chunk, prompt - start) for start in range(0, prompt, chunk)] + [1] * steps:
         feed(layer, tokens)
         chunks = progress.advance(tokens)
         assert [chunk.left for chunk in chunks] == [layer.state.left]
@@ -65,9 +65,9 @@ def test_as_a_layer_does(schedule, prompt, piece, steps):
 
 
 @given(schedules(), st.integers(1, 40), st.integers(1, 12), st.lists(st.integers(1, 30), max_size=12))
-def test_however_tokens_are_dealt_out(schedule, prompt, piece, deals):
-    whole, dealt = (Progress(schedule, prompt, piece) for _ in range(2))
-    expected, chunks, bound = whole.advance(sum(deals)), [], most_slots(schedule, piece, max(deals, default=1))
+def test_however_tokens_are_dealt_out(schedule, prompt, chunk, deals):
+    whole, dealt = (Progress(schedule, prompt, chunk) for _ in range(2))
+    expected, chunks, bound = whole.advance(sum(deals)), [], most_slots(schedule, chunk, max(deals, default=1))
     for tokens in deals:
         assert bound is None or dealt.settled + tokens <= bound
         chunks += dealt.advance(tokens)
@@ -82,8 +82,8 @@ def test_however_tokens_are_dealt_out(schedule, prompt, piece, deals):
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 60))
-def test_without_a_budget_nothing_is_ever_due(prompt, piece, steps):
-    progress = Progress(EvictionSchedule(None), prompt, piece)
+def test_without_a_budget_nothing_is_ever_due(prompt, chunk, steps):
+    progress = Progress(EvictionSchedule(None), prompt, chunk)
     chunks = progress.advance(prompt + steps)
     assert (progress.stored, progress.due, progress.evictions) == (prompt + steps, None, 0)
     assert all(chunk.keep is None for chunk in chunks)

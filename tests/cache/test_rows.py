@@ -33,7 +33,7 @@ def small(name):
 
 
 class Batch:
-    """Layers that are fed texts: lists of pieces, the first one the prompt, each a list of token numbers.
+    """Layers that are fed texts: lists of chunks, the first one the prompt, each a list of token numbers.
 
     Attributes:
         texts: per row, what it was fed.
@@ -47,14 +47,14 @@ class Batch:
         self.stack = LayerStack([BoundedLayer(policy, schedule, index) for index in range(L)])
         self.texts, self.outputs = [[] for _ in range(rows)], [[] for _ in range(rows)]
 
-    def feed(self, pieces):
-        """One piece for each row, padded on the left where they differ in length."""
-        size = max(map(len, pieces))
-        ids = torch.tensor([[0] * (size - len(piece)) + piece for piece in pieces])
-        real = torch.tensor([[False] * (size - len(piece)) + [True] * len(piece) for piece in pieces])
+    def feed(self, chunks):
+        """One chunk for each row, padded on the left where they differ in length."""
+        size = max(map(len, chunks))
+        ids = torch.tensor([[0] * (size - len(chunk)) + chunk for chunk in chunks])
+        real = torch.tensor([[False] * (size - len(chunk)) + [True] * len(chunk) for chunk in chunks])
         seen = torch.tensor([[sum(map(len, text))] for text in self.texts])
         rope = rope_at(seen + (real.cumsum(1) - 1).clamp(min=0))
-        is_first, counts = not self.stack.is_allocated, list(map(len, pieces))
+        is_first, counts = not self.stack.is_allocated, list(map(len, chunks))
         is_step = size == 1 and not is_first
         if not is_step:
             self.stack.unstack()
@@ -73,8 +73,8 @@ class Batch:
             else:
                 layer.append(keys, values, None if real.all() else real, counts)
                 layer.observe(queries, rope, params)
-        for row, piece in enumerate(pieces):
-            self.texts[row].append(piece)
+        for row, chunk in enumerate(chunks):
+            self.texts[row].append(chunk)
             if is_step:
                 self.outputs[row].append(torch.stack([output[row] for output in outputs]))
         self.stack.check_integrity()
@@ -130,10 +130,10 @@ def test_each_row_goes_on_as_its_source_does(name, index, steps):
     batch.select_rows(index)
     moved = [[[next(tokens)] for _ in index] for _ in range(24)]
     moved.insert(11, [[next(tokens) for _ in range(4)] for _ in index])  # a second turn
-    for pieces in moved:
-        batch.feed(pieces)
+    for chunks in moved:
+        batch.feed(chunks)
         for row, (source, copy) in enumerate(zip(index, copies, strict=True)):
-            copy.feed([pieces[row] if other == source else [0] * len(pieces[row]) for other in range(3)])
+            copy.feed([chunks[row] if other == source else [0] * len(chunks[row]) for other in range(3)])
     for row, (source, copy) in enumerate(zip(index, copies, strict=True)):
         assert_alike(batch, row, copy, source)
 
@@ -168,8 +168,8 @@ def test_any_moves_at_any_time(name, lengths, moves, scope, growth):
             batch.feed([[next(tokens) for _ in range(size)] for size in turn[: len(rows)]])
     for row, text in enumerate(batch.texts):
         alone = Batch(policy, schedule, 1)
-        for piece in text:
-            alone.feed([piece])
+        for chunk in text:
+            alone.feed([chunk])
         assert_alike(batch, row, alone, 0)
 
 

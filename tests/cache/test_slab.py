@@ -11,13 +11,13 @@ from beaconkv.types import AttentionParams, Rope
 
 
 @given(
-    pieces=st.lists(st.sampled_from([1, 1, 2, GROWTH - 1, GROWTH, GROWTH + 1, 2 * GROWTH + 3]), min_size=1, max_size=8)
+    chunks=st.lists(st.sampled_from([1, 1, 2, GROWTH - 1, GROWTH, GROWTH + 1, 2 * GROWTH + 3]), min_size=1, max_size=8)
 )
-def test_what_was_stored_is_what_came(pieces):
+def test_what_was_stored_is_what_came(chunks):
     layer = BoundedLayer(make_policy("full"), EvictionSchedule(None))
-    keys, values = torch.randn(2, 2, 1, sum(pieces), 2)
+    keys, values = torch.randn(2, 2, 1, sum(chunks), 2)
     start = 0
-    for size in pieces:
+    for size in chunks:
         part = slice(start, start + size)
         layer.append(keys[:, :, part], values[:, :, part])
         still = Rope(torch.ones(1, size, 2), torch.zeros(1, size, 2), ops.apply_half)

@@ -1,4 +1,4 @@
-"""A prompt that is read in pieces: a row of a padded batch keeps what it keeps alone, whoever cuts."""
+"""A prompt that is read in chunks: a row of a padded batch keeps what it keeps alone, whoever cuts."""
 
 import copy
 
@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from beaconkv import BoundedCache
-from beaconkv.integrations.transformers.reading import order_of, pieces_of
+from beaconkv.integrations.transformers.reading import chunks_of, order_of
 from tests.tiny import IS_NEW, greedy, prompt, tiny
 
 
@@ -67,7 +67,7 @@ def test_a_release_that_gives_padded_rows_the_positions_of_columns():
 
 @pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
 @pytest.mark.parametrize("length", [33, 65])
-def test_a_last_piece_of_one_token(length):
+def test_a_last_chunk_of_one_token(length):
     """Known to be of the prompt, since generate says how it cuts: alone and in a batch."""
     model = tiny("qwen3")
     assert_rows_as_alone(model, [length, 70, 3], 32, budget=40, protect=8, scope="output")
@@ -97,7 +97,7 @@ def test_a_second_turn_cut_by_the_host():
 
 
 @pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
-def test_a_prompt_that_broke_off_between_two_pieces_is_noticed():
+def test_a_prompt_that_broke_off_between_two_chunks_is_noticed():
     model, inputs = tiny("qwen3"), prompt(50, 70)
     cache = BoundedCache(model, budget=400)
     calls = []
@@ -167,7 +167,7 @@ def test_a_copy_made_while_text_is_written_reads_prompts_of_its_own():
 
 @pytest.mark.skipif(not IS_NEW, reason="older releases give padded rows other positions")
 def test_what_waits_is_counted():
-    """Keys and values that wait for the rest of their piece are part of the peak."""
+    """Keys and values that wait for the rest of their chunk are part of the peak."""
     model = tiny("qwen3")
     peaks = [
         read(model, prompt(*lengths), 24, 2, budget=40, protect=8)[1].stats.peak_kv_bytes
@@ -182,10 +182,10 @@ def test_what_waits_is_counted():
     own=st.none() | st.integers(1, 20),
     is_last=st.booleans(),
 )
-def test_pieces_of_any_rows_are_those_of_each_alone(rows, host, own, is_last):
-    """Every token is in one piece, in order; a piece ends where it would end had all tokens come at once."""
+def test_chunks_of_any_rows_are_those_of_each_alone(rows, host, own, is_last):
+    """Every token is in one chunk, in order; a chunk ends where it would end had all tokens come at once."""
     counts, taken = [count for count, _ in rows], [before for _, before in rows]
-    pieces, ends = pieces_of(counts, taken, host, own, is_last)
+    chunks, ends = chunks_of(counts, taken, host, own, is_last)
     for row, (count, before) in enumerate(rows):
         expected, start = [], before
         for token in range(before, before + count):
@@ -194,10 +194,10 @@ def test_pieces_of_any_rows_are_those_of_each_alone(rows, host, own, is_last):
             if is_end or (token == before + count - 1 and (is_last or host is own is None)):
                 expected.append((start - before, token + 1 - before))
                 start = token + 1
-        spans = [spans[row] for spans in pieces if spans[row][0] < spans[row][1]]
+        spans = [spans[row] for spans in chunks if spans[row][0] < spans[row][1]]
         assert spans == expected
         assert ends[row] == start - before
-    for spans in pieces:
+    for spans in chunks:
         columns = [range(100 * row, 100 * row + count) for row, count in enumerate(counts)]
         order, real = order_of(spans, columns)
         assert len({len(own_order) for own_order in order}) == 1

@@ -22,12 +22,12 @@ def feed(state, queries, rows=None):
     state.observe(queries, no_rope(queries.shape[2]), [FAR] * len(rows), rows, None)
 
 
-def test_history_is_what_came_before_the_recent_queries_whatever_the_pieces():
+def test_history_is_what_came_before_the_recent_queries_whatever_the_chunks():
     stream = torch.randn(2, 3, 61, 4)
-    for pieces in ([61], [1] * 61, [20, 1, 1, 1, 30, 1, 7], [3, 1, 1, 56]):
+    for chunks in ([61], [1] * 61, [20, 1, 1, 1, 30, 1, 7], [3, 1, 1, 56]):
         state = History(2, n_recent=5, n_beacon=4, rule=EverySlot(), represent=lambda past, count, num: past)
         start = 0
-        for n in pieces:
+        for n in chunks:
             feed(state, stream[:, :, start : start + n])
             start += n
         everyone = Rows([0, 1])
@@ -35,7 +35,7 @@ def test_history_is_what_came_before_the_recent_queries_whatever_the_pieces():
         torch.testing.assert_close(state.beacons(everyone), stream[:, :, :-5], atol=1e-6, rtol=1e-5)
 
 
-def test_memory_grows_by_blocks_whatever_the_pieces_and_is_counted():
+def test_memory_grows_by_blocks_whatever_the_chunks_and_is_counted():
     state = make_policy("naive_fps", n_recent=4, n_beacon=2).new_state(2)
     assert state.nbytes == 0
     sizes = set()

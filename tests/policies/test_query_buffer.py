@@ -74,12 +74,12 @@ def test_steps_at_once_are_steps_one_by_one(n_recent, n_beacon, until_full, data
 
 
 @given(st.integers(1, 6), st.integers(0, 6), st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_recent_queries_are_the_last_ones_whatever_the_pieces(n_recent, n_beacon, pieces):
-    """With cos and sin of their own; steps between pieces included, which leave the ring out of order."""
-    buffer, size = QueryBuffer(1, n_recent, n_beacon, sample_chunk=4), sum(pieces)
+def test_recent_queries_are_the_last_ones_whatever_the_chunks(n_recent, n_beacon, chunks):
+    """With cos and sin of their own; steps between chunks included, which leave the ring out of order."""
+    buffer, size = QueryBuffer(1, n_recent, n_beacon, sample_chunk=4), sum(chunks)
     stream, angle = torch.randn(1, 2, size, 4), torch.rand(1, size, 2).repeat(1, 1, 2)
     rope, seen = Rope(angle.cos(), angle.sin(), ops.apply_half), 0
-    for count in pieces:
+    for count in chunks:
         queries, own = stream[:, :, seen : seen + count], rope.steps(seen, seen + count)
         buffer.observe(queries, own, [FAR], EVERYONE, None)
         seen += count
@@ -90,11 +90,11 @@ def test_recent_queries_are_the_last_ones_whatever_the_pieces(n_recent, n_beacon
 
 
 @given(st.integers(1, 6), st.integers(1, 30), st.lists(st.integers(1, 9), min_size=1, max_size=12))
-def test_no_query_is_lost_or_counted_twice(n_recent, until_full, pieces):
+def test_no_query_is_lost_or_counted_twice(n_recent, until_full, chunks):
     """Where there is room for all as beacons, after an eviction they are all that came, in order."""
-    buffer, stream = QueryBuffer(1, n_recent, sum(pieces) + 1, sample_chunk=4), torch.randn(1, 2, sum(pieces), 4)
+    buffer, stream = QueryBuffer(1, n_recent, sum(chunks) + 1, sample_chunk=4), torch.randn(1, 2, sum(chunks), 4)
     seen, left = 0, until_full
-    for count in pieces:
+    for count in chunks:
         left -= count
         feed(buffer, stream[:, :, seen : seen + count], left)
         seen += count

@@ -1,4 +1,4 @@
-"""Where entries live and when they are evicted; knows policies, and no host."""
+"""Storage of entries and the times of their eviction. Imports policies, and no host."""
 
 from ..schedule import SCOPES, EvictionSchedule, staggered
 from .eviction import EntryStore, Retention, evict

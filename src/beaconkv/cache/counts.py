@@ -39,7 +39,7 @@ class RowCounts:
 
     @property
     def state(self) -> list[tuple[int | None, ...]]:
-        """Everything that the host counts; equal where the rows of two layers stand alike."""
+        """Everything that the host counts; equal where the rows of two layers are in the same state."""
         return [row.state for row in self.rows]
 
     def clone(self) -> RowCounts:
@@ -60,7 +60,7 @@ class RowCounts:
         self.num_seen_on_device.add_(1)
 
     def store(self, rows: Rows, tokens: int) -> int:
-        """Count the entries of a chunk in rows that stand alike; returns the number of entries that may still come."""
+        """Count the entries of a chunk in rows in the same state; returns the number that fits before an eviction."""
         left = 0
         for number in rows.numbers:
             self.rows[number].store(tokens)
@@ -73,7 +73,7 @@ class RowCounts:
         return left
 
     def settle(self, rows: Rows) -> None:
-        """Count the eviction that was due in rows that stand alike: it has been carried out."""
+        """Count the eviction that was due in rows in the same state: it has been carried out."""
         for number in rows.numbers:
             self.rows[number].settle()
         length = self.rows[rows.numbers[0]].stored
@@ -87,9 +87,3 @@ class RowCounts:
         self.lengths_on_device = persistent_rows(self.lengths_on_device, index)
         self.num_seen_on_device = persistent_rows(self.num_seen_on_device, index)
         self.rows = [self.rows[number].copy() for number in numbers]
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` where host and device disagree. Slow."""
-        stored, seen = [row.stored for row in self.rows], [row.seen for row in self.rows]
-        assert self.lengths_on_device.tolist() == stored, (self.lengths_on_device.tolist(), stored)
-        assert self.num_seen_on_device.tolist() == seen, (self.num_seen_on_device.tolist(), seen)

@@ -1,4 +1,4 @@
-"""One eviction: score, select, move, report. Where the entries lie is the business of a store."""
+"""One eviction: score, select, move, report. A store knows where the entries are."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..types import CacheView, EvictionEvent
 
 
 class EntryStore(Protocol):
-    """A place where entries lie: a slab, entries that are not stored yet, the blocks of a paged cache."""
+    """A place that holds entries: a slab, entries that are not stored yet, the blocks of a paged cache."""
 
     def retain(self, view: CacheView, keep: Tensor) -> Tensor:
         """Keep some of the entries of a view, and free the slots of the others.
 
         Args:
-            view: entries of rows that stand alike.
+            view: entries of rows in the same state.
             keep: (R, H_kv, K) int64, ascending: which entries of the view stay.
 
         Returns:
@@ -52,14 +52,14 @@ def evict(
     layers: Sequence[int] = (),
     now: Sequence[int] = (),
 ) -> list[EvictionEvent]:
-    """Evict entries of rows that stand alike.
+    """Evict entries of rows in the same state.
 
     Args:
         policy: scores the entries.
         state: what the policy has seen of these rows.
         view: all entries there are.
-        store: where they lie.
-        retention: how many stay.
+        store: what holds them.
+        retention: number of entries that stay.
         layers: indices of the layers whose heads the view holds; an event is made for each.
         now: for these events, logical position of the newest token of each row.
 

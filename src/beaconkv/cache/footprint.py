@@ -25,7 +25,7 @@ def state_bytes(
     head_dim: int,
     dtype: torch.dtype,
 ) -> int:
-    """Bytes of what a policy remembers of one row, beside its entries.
+    """Bytes of the policy state of one row, without its entries.
 
     A state's tensors have heads and head dimensions among their sides, or not: bytes are linear in both. So four
     small states, of one and two heads (KV heads, where entries are observed) with two and four dimensions, tell those

@@ -1,4 +1,4 @@
-"""One layer's bounded cache: the order of events, and nothing of any host.
+"""One layer's bounded cache: the order of events, independent of any host.
 
 A forward pass does, in this order:
 
@@ -12,39 +12,27 @@ Rows of a batch may be evicted at different steps: each does what it would do al
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..policies import EvictionPolicy, LayerState
 from ..schedule import EvictionSchedule
-from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, RotaryFn, Rows, group_rows
+from ..types import FREE, AttentionParams, CacheView, EvictionEvent, Rope, Rows, group_rows
 from .eviction import EntryStore, Retention, evict
+from .integrity import check_integrity
 from .pending import AttentionInputs, PendingChunk, inputs_behind
 from .progress import Progress
+from .query_form import QueryForm
 from .slab import EntrySlab
-
-
-@dataclass(frozen=True)
-class QueryForm:
-    """Shape and types of a layer's queries, and the function that rotates them."""
-
-    heads: int
-    dim: int
-    dtype: torch.dtype
-    rotary_dim: int
-    rotary_dtype: torch.dtype
-    apply: RotaryFn
 
 
 class BoundedLayer:
     """Entries and policy state of one layer.
 
     Args:
-        policy: what to keep.
-        schedule: when, and how much.
-        index: the layer's number in the model, for events and errors; or those of several layers whose heads
+        policy: scores the entries.
+        schedule: the budget, and when entries are evicted.
+        index: index of the layer in the model, for events and errors; or those of several layers whose heads
             are stacked and evicted together (:class:`~beaconkv.cache.LayerStack`).
         on_evict: called after each eviction with an :class:`~beaconkv.types.EvictionEvent`.
 
@@ -69,11 +57,11 @@ class BoundedLayer:
 
     @property
     def index(self) -> int:
-        """The layer's number in the model, or the first one's."""
+        """Index of the layer in the model; of stacked layers, that of the first."""
         return self.indices[0]
 
     def reset(self) -> None:
-        """Forget everything, counters included."""
+        """Clear all entries, states and counters."""
         self.slab: EntrySlab | None = None
         self.state: LayerState | None = None
         self.params: AttentionParams | None = None  # of the last queries
@@ -97,7 +85,7 @@ class BoundedLayer:
 
     @property
     def num_evictions(self) -> list[int]:
-        """Per row."""
+        """Number of evictions per row."""
         return [row.evictions for row in self.rows]
 
     @property
@@ -129,7 +117,7 @@ class BoundedLayer:
         self.state = self.policy.new_state(len(prompts))
 
     def extend_prompt(self, keys: Tensor, counts: list[int]) -> None:
-        """More of the prompt is coming in a further forward pass.
+        """A further forward pass continues the prompt.
 
         Args:
             keys: its keys (B, H_kv, m, D).
@@ -235,8 +223,7 @@ class BoundedLayer:
         """
         queries, chunk, self.pending = queries.detach(), self.pending, None
         self.params, self.rotation = params, rope.table
-        rotary = rope.cos.shape[-1], rope.cos.dtype, rope.apply
-        self.form = QueryForm(queries.shape[1], queries.shape[3], queries.dtype, *rotary)
+        self.form = QueryForm.of(queries, rope)
         if chunk is None:
             self.observe_step(queries, rope, params)
             return
@@ -251,21 +238,21 @@ class BoundedLayer:
     def observe_step(self, queries: Tensor, rope: Rope, params: AttentionParams) -> None:
         """As :meth:`observe`, of a decode step: one query (B, H, 1, D) of each row."""
         left = [row.left for row in self.rows]
-        everyone = Rows(list(range(len(left))))
+        all_rows = Rows(list(range(len(left))))
         if self.policy.observes_entries and self.policy.observes_free_slots:
             slab, size = self.slab, self.slab.longest
             held = slab.positions[:, :, :size]
             if (valid := slab.valid(size)) is not None:
                 held = held.masked_fill(~valid.unsqueeze(1), FREE)
-            view = self._view(everyone, rope, params, [slab.keys[:, :, :size], slab.values[:, :, :size], held])
-            self.state.observe(queries, rope, left, everyone, view)
+            view = self._view(all_rows, rope, params, [slab.keys[:, :, :size], slab.values[:, :, :size], held])
+            self.state.observe(queries, rope, left, all_rows, view)
         elif self.policy.observes_entries:  # rows of one length at a time: a view shows no free slot
-            for _, rows in group_rows([self._group_of(number) for number in everyone.numbers], queries.device):
+            for _, rows in group_rows([self._group_of(number) for number in all_rows.numbers], queries.device):
                 view = self._view(rows, rope.of_rows(rows), params)
                 own_left = [left[number] for number in rows.numbers]
                 self.state.observe(rows.take(queries), rope.of_rows(rows), own_left, rows, view)
         else:
-            self.state.observe(queries, rope, left, everyone, None)
+            self.state.observe(queries, rope, left, all_rows, None)
         self.columns = None
         if min(left) <= 0:
             if self.keeps_columns:
@@ -278,7 +265,7 @@ class BoundedLayer:
     def _observe_chunk(
         self, chunk: PendingChunk, rows: Rows, queries: Tensor, rope: Rope, params: AttentionParams
     ) -> None:
-        """Store a chunk of rows that stand alike; what does not fit is evicted before it is stored."""
+        """Store a chunk of rows in the same state; what does not fit is evicted before it is stored."""
         own = chunk.of_rows(self.slab, rows, queries, rope)
         left, view = self.slab.counts.store(rows, own.keys.shape[2]), None
         if left > 0:
@@ -295,7 +282,7 @@ class BoundedLayer:
             self._evict(view, own)
 
     def _evict(self, view: CacheView, store: EntryStore) -> None:
-        """Evict rows that stand alike. store: where the entries of the view lie."""
+        """Evict rows in the same state. store: what holds the entries of the view."""
         row, rows = self.rows[view.rows.numbers[0]], self.rows
         keep, length = row.due, view.positions.shape[-1]
         retention = Retention(keep, self.schedule.prefix_for(row.prompt), self.schedule.protect)
@@ -327,23 +314,12 @@ class BoundedLayer:
             return
         index = index.to(self.slab.keys.device)
         alike = {(row.group, self.state.row_key(n), row.seen, row.evictions) for n, row in enumerate(self.rows)}
-        # Where rows stand alike, any of them may stand for another, and the host need not wait for the device.
+        # Rows in the same state can replace each other here, and the host need not wait for the device.
         numbers = [0] * index.shape[0] if len(alike) == 1 else index.tolist()
         self.slab.select_rows(index, numbers)
         self.state.select_rows(index, numbers)
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` if an invariant is broken. Slow; for tests and idle moments."""
-        if not self.is_allocated:
-            return
-        self.slab.check_integrity()
-        for number, row in enumerate(self.rows):
-            length, seen = row.stored, row.seen
-            assert row.due is None, f"row {number} was to be evicted"
-            assert row.full_at is None or length < row.full_at, (number, length, row.full_at)
-            held = self.slab.positions[number, :, :length].sort(dim=-1).values
-            prefix, protect = min(self.schedule.prefix_for(row.prompt), length), min(self.schedule.protect, length)
-            start = torch.arange(prefix, device=held.device)
-            end = torch.arange(seen - protect, seen, device=held.device)
-            assert (held[:, :prefix] == start).all(), f"row {number} lost protected first entries"
-            assert (held[:, length - protect :] == end).all(), f"row {number} lost protected last entries"
+        if self.is_allocated:
+            check_integrity(self.slab, self.schedule)

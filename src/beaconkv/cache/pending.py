@@ -57,7 +57,7 @@ class PendingChunk:
     counts: list[int]
 
     def of_rows(self, slab: EntrySlab, rows: Rows, queries: Tensor, rope: Rope) -> PendingRows:
-        """The chunk of rows that stand alike and have equally many real tokens, without padding.
+        """The chunk of rows in the same state and with equally many real tokens, without padding.
 
         Args:
             slab: where the entries will be stored; the chunk is not counted there yet.
@@ -82,7 +82,7 @@ class PendingChunk:
 
 @dataclass(frozen=True)
 class PendingRows:
-    """A chunk of rows that stand alike, padding taken out.
+    """A chunk of rows in the same state, without its padding.
 
     Attributes:
         slab: where it will be stored.

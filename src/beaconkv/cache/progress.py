@@ -1,8 +1,8 @@
-"""Where one row of a bounded cache stands, by counting alone: its entries, and when it is evicted.
+"""The counter of one row of a bounded cache: its entries, and when it is evicted.
 
 Evictions are decided by counting, so the state of a row is a function of its schedule, its prompt and the number of
 tokens it has seen. This is the only counter of the library: the layers of a cache, the scheduler and the worker of a
-paged cache, and a replay each hold one for every row, and never have to tell each other.
+paged cache, and a replay each hold one for every row, and need no messages between them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..schedule import EvictionSchedule
 
 NO_EVICTION = 1 << 62
-"""Entries that may still come where nothing is ever evicted."""
+"""Number of entries that fit before the next eviction where nothing is ever evicted."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Chunk:
         start, stop: logical positions, half-open.
         stored: number of entries held before the first of them.
         prefill_start: position at which the prefill chunk begins that they belong to; None for decode steps.
-        left: number of entries that may still come after the last of them; None in the middle of a prefill chunk.
+        left: number of entries that fit after the last of them; None in the middle of a prefill chunk.
         keep: number of entries that the eviction after them leaves; None where no eviction follows.
     """
 
@@ -40,7 +40,7 @@ class Chunk:
 
 
 class Progress:
-    """The counter of one row. It reaches the same state in whatever portions its tokens come.
+    """The counter of one row. Its state does not depend on the portions in which tokens arrive.
 
     Tokens come in one of two ways. A decode step takes one token: :meth:`store`, then :meth:`end_step`. A chunk of a
     prompt is stored whole before anything is evicted: :meth:`store`, then :meth:`end_chunk`. :meth:`advance` does both
@@ -100,7 +100,7 @@ class Progress:
 
     @property
     def state(self) -> tuple[int | None, ...]:
-        """Everything that differs between rows of one schedule: equal where two rows stand alike."""
+        """Everything that differs between rows of one schedule: equal for two rows in the same state."""
         return self.prompt, self.seen, self.stored, self.evictions, self.due
 
     @property
@@ -138,7 +138,7 @@ class Progress:
         return left
 
     def end_chunk(self) -> int:
-        """Decide about an eviction at the end of a chunk; returns the number of entries that may still come."""
+        """Decide about an eviction at the end of a chunk; returns the number of entries that fit before one."""
         if self.full_at is None:
             return NO_EVICTION
         left = self.full_at - self.stored

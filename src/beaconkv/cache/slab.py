@@ -5,7 +5,7 @@
     row 1     |entries........|  free    |
 
 Rows may differ in length. The host knows all lengths by counting, so nothing here waits for the device.
-The slots of a row are in order of time until holes are first filled; ``positions`` always tells.
+The slots of a row are in order of time until holes are first filled; ``positions`` names the token in each slot.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EntrySlab:
     Args:
         keys, values: any entries (B, H_kv, m, D): shapes, dtype and device are taken from them.
         capacity: slots, or None to grow as needed.
-        layers: hold the heads of so many layers like this one side by side.
+        layers: number of layers of this shape whose heads are stacked in the slab.
 
     Attributes:
         keys, values: (B, layers * H_kv, capacity, D).
@@ -108,7 +108,7 @@ class EntrySlab:
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes beside them: positions and lengths."""
+        """Bytes of positions and lengths."""
         return self.positions.nbytes + self.counts.nbytes
 
     @property
@@ -140,7 +140,7 @@ class EntrySlab:
         return Step(keys, values, self.valid(last + 1), new_keys, new_values, slots)
 
     def append_chunk(self, rows: Rows, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Write the entries that were counted last, in rows that stand alike.
+        """Write the entries that were counted last, in rows in the same state.
 
         Args:
             rows: whose entries these are.
@@ -182,7 +182,7 @@ class EntrySlab:
         self.reserve(self.keys.shape[2] + -(-missing // GROWTH) * GROWTH)
 
     def reserve(self, capacity: int) -> None:
-        """Have at least so many slots. Copies everything, so never in a decode step of a bounded slab."""
+        """Grow to at least ``capacity`` slots. Copies everything, so never in a decode step of a bounded slab."""
         more = capacity - self.keys.shape[2]
         if more > 0:
             for name in ("keys", "values", "positions"):
@@ -201,13 +201,13 @@ class EntrySlab:
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
         """Row i becomes what row ``index[i]`` was. index (B_new,) int64, and the same on the host.
 
-        Where rows are alike, any of them may stand for another in ``numbers``.
+        Rows in the same state can replace each other in ``numbers``.
         """
         self.move_rows(index, self.longest)
         self.counts.select_rows(index, numbers)
 
     def move_rows(self, index: Tensor, stored: int) -> None:
-        """The entries' part of :meth:`select_rows`; the first ``stored`` slots may hold any."""
+        """Move the entries, as :meth:`select_rows` does; the first ``stored`` slots may hold any."""
         for name in ("keys", "values", "positions"):
             slab = getattr(self, name)
             moved = slab[:, :, :stored].index_select(0, index)
@@ -215,16 +215,6 @@ class EntrySlab:
                 slab = persistent_zeros(slab, index.shape[0], *slab.shape[1:])
                 setattr(self, name, slab)
             slab[:, :, :stored] = moved
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` if an invariant is broken. Slow."""
-        self.counts.check_integrity()
-        for row, length in enumerate(self.lengths):
-            assert length <= self.num_seen[row], (row, length, self.num_seen[row])
-            held = self.positions[row, :, :length].sort(dim=-1).values
-            assert (held[:, 1:] > held[:, :-1]).all(), f"row {row} holds a position twice"
-            assert (held >= 0).all(), f"row {row} holds a negative position"
-            assert (held < self.num_seen[row]).all(), f"row {row} holds a position not yet seen"
 
 
 class SlabPart(EntrySlab):
@@ -262,4 +252,4 @@ class SlabPart(EntrySlab):
         self.whole.reserve(capacity)
 
     def move_rows(self, index: Tensor, stored: int) -> None:
-        """Do nothing: the owner of the whole slab moves the entries of all layers at once."""
+        """Do nothing: the stack moves the entries of all layers at once."""

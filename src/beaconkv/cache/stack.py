@@ -1,11 +1,11 @@
-"""Layers that take decode steps together: their heads stand side by side in one slab and one policy state.
+"""Layers that take decode steps together: their heads are stacked in one slab and one policy state.
 
 What a policy does at a step is a few small operations on each KV head. Done layer by layer, most of their time
 is the cost of starting them; done once for all layers, it is not. To a policy a stack is a layer with more heads.
 
-    prompt, and any input of several tokens   each layer by itself, as it comes ("apart")
+    prompt, and any input of several tokens   each layer by itself (unstacked)
     decode steps                              each layer writes its entry and attends to its own heads; when
-                                              the last one has, the policy sees all queries at once ("together")
+                                              the last one has, the policy sees all queries at once (stacked)
 
 The slab is allocated once for all layers; a layer by itself works on views of it. What is kept is the same either way.
 """
@@ -40,16 +40,16 @@ class LayerStack:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, counters included."""
+        """Clear all entries, states and counters."""
         for layer in {self.whole, *self.layers}:
             layer.reset()
         self.is_stacked = False
         self._can_stack = len(self.layers) == 1 or self.layers[0].policy.per_head
-        self._appended = self._observed = 0
+        self._done = 0  # number of layers that are through the step under way
         self._forget_step()
 
     def _forget_step(self) -> None:
-        """Hold on to no slab and no queries of other rows than there are now."""
+        """Drop views and buffers of the step, which have the number of rows of that time."""
         self._step = self._queries = self._by_layer = None
 
     def allocate(self, number: int, keys: Tensor, values: Tensor, prompts: list[int]) -> None:
@@ -58,7 +58,7 @@ class LayerStack:
         self.layers[number].allocate(keys, values, prompts, make_slab)
 
     def _make_slab(self, number: int, keys: Tensor, values: Tensor, slots: int | None) -> EntrySlab:
-        """The slab of a layer: a part of that of all, if it has the shape of the first that came."""
+        """The slab of a layer: a view of the shared one, if it has the shape of the first layer."""
         if self.whole.slab is None:
             self.whole.slab = EntrySlab(keys, values, slots, len(self.layers))
         whole, heads = self.whole.slab, keys.shape[1]
@@ -100,9 +100,8 @@ class LayerStack:
         """
         layer = self.layers[number]
         layer.require_fit(keys)
-        if self._appended == 0:
+        if self._step is None and self._done == 0:
             self._begin()
-        self._appended += 1
         if not self.is_stacked:
             return layer.append(keys, values)
         step = self._step
@@ -125,10 +124,8 @@ class LayerStack:
             rope: the model's rope of this step.
             params: how the layer computes its logits.
         """
-        self._observed += 1
-        is_last = self._observed == len(self.layers)
-        if is_last:
-            self._appended = self._observed = 0
+        self._done = (self._done + 1) % len(self.layers)
+        is_last = self._done == 0
         if not self.is_stacked:
             self.layers[number].observe(queries, rope, params)
             return
@@ -145,7 +142,7 @@ class LayerStack:
 
     @property
     def keeps_columns(self) -> bool:
-        """Whether :meth:`column_positions` is asked for after steps."""
+        """Whether :meth:`column_positions` is read after steps."""
         return self.whole.keeps_columns
 
     @keeps_columns.setter
@@ -195,7 +192,7 @@ class LayerStack:
         self.is_stacked = True
 
     def unstack(self) -> None:
-        """Give each layer its own state and counters again: several tokens are coming."""
+        """Give each layer its own state and counters again, before an input of several tokens."""
         if not self.is_stacked:
             return
         self.is_stacked = False

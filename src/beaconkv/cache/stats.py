@@ -14,7 +14,7 @@ class CacheStats:
         entries: entries held now in the fullest row and layer.
         peak_entries: most entries one layer held in a row between forward passes and within one;
             during prefill that includes the prompt under way.
-        evictions: times the most evicted row was compacted, per layer (all layers alike).
+        evictions: number of evictions per layer of the row that was evicted most often (equal in all layers).
         entries_dropped: entries deleted, summed over rows, KV heads and layers.
         kv_bytes: bytes of the allocated key and value slabs, measured.
         state_bytes: bytes of positions and of what the policy remembers, measured.

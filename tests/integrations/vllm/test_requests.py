@@ -33,7 +33,7 @@ class Text:
         self.keys, self.values = torch.randn(2, LAYERS, KV_HEADS, length, DIM, generator=generator) * 2
 
 
-def alone(policy, schedule, piece, params, text, prompt, length):
+def alone(policy, schedule, chunk, params, text, prompt, length):
     """Of layers that hold nothing else: (positions, keys, values) of each, evictions, entries dropped per KV head."""
     held = []
     for number in range(LAYERS):
@@ -41,7 +41,7 @@ def alone(policy, schedule, piece, params, text, prompt, length):
         layer.allocate(text.keys[number, None, :, :1], text.values[number, None, :, :1], [prompt])
         start = 0
         while start < length:
-            stop = min(start + piece, prompt, length) if start < prompt else start + 1
+            stop = min(start + chunk, prompt, length) if start < prompt else start + 1
             part = slice(start, stop)
             layer.append(text.keys[number, None, :, part], text.values[number, None, :, part])
             layer.observe(text.queries[number, None, :, part], ROPE.steps(start, stop), params[number])
@@ -54,7 +54,7 @@ def alone(policy, schedule, piece, params, text, prompt, length):
 class Server:
     """Does to a group of layers what vLLM's steps do, attention apart."""
 
-    def __init__(self, policy, schedule, piece, views, max_requests, params=PARAMS["plain"]):
+    def __init__(self, policy, schedule, chunk, views, max_requests, params=PARAMS["plain"]):
         width = 2 * DIM
         self.caches = [torch.full((BLOCKS, KV_HEADS, SIZE, width), float("nan")) for _ in range(LAYERS)]
         layers = [
@@ -63,7 +63,7 @@ class Server:
         ]
         self.views = views
         self.group = LayerGroup(
-            policy, schedule, piece, layers, views, max_requests, torch.float32, torch.device("cpu")
+            policy, schedule, chunk, layers, views, max_requests, torch.float32, torch.device("cpu")
         )
         self.tables, self.free = {}, torch.randperm(BLOCKS).tolist()
 
@@ -143,7 +143,7 @@ def cases(draw):
     return dict(
         policy=make_policy(spec, **few),
         schedule=EvictionSchedule(budget, budget_min, draw(st.sampled_from(["total", "output"])), prefix, protect),
-        piece=draw(st.sampled_from([1, 4, 16, 64])),
+        chunk=draw(st.sampled_from([1, 4, 16, 64])),
         requests=requests,
         most=draw(st.sampled_from([1, 3, 20, 64])),
         views=draw(st.sampled_from([side_by_side, half_by_half])),
@@ -159,11 +159,11 @@ def test_each_request_keeps_what_it_keeps_alone(case):
     run(**case)
 
 
-def run(policy, schedule, piece, requests, most, views, params, restart, seed):
+def run(policy, schedule, chunk, requests, most, views, params, restart, seed):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     texts = {str(n): Text(prompt + steps, generator) for n, (prompt, steps) in enumerate(requests)}
-    server = Server(policy, schedule, piece, views, len(requests), params)
+    server = Server(policy, schedule, chunk, views, len(requests), params)
     lengths = {str(n): sum(request) for n, request in enumerate(requests)}
     for n, (prompt, _) in enumerate(requests):
         server.group.begin(str(n), prompt)
@@ -194,7 +194,7 @@ def run(policy, schedule, piece, requests, most, views, params, restart, seed):
         deal(again)
     evictions = dropped = 0
     for name, (prompt, _) in zip(texts, requests, strict=True):
-        held, own_evictions, own_dropped = alone(policy, schedule, piece, params, texts[name], prompt, lengths[name])
+        held, own_evictions, own_dropped = alone(policy, schedule, chunk, params, texts[name], prompt, lengths[name])
         same(server.held(name), held)
         evictions, dropped = evictions + own_evictions, dropped + own_dropped
     totals = server.group.totals

@@ -55,7 +55,7 @@ class Server:
 
 
 async def ask(client, prompt, tokens, stop_after=None):
-    """The text that comes back; with ``stop_after``, the client hangs up after so many pieces of it."""
+    """The text that comes back; with ``stop_after``, the client hangs up after so many chunks of it."""
     stream = await client.completions.create(
         model="reasoner",
         prompt=prompt,
@@ -64,13 +64,13 @@ async def ask(client, prompt, tokens, stop_after=None):
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    pieces = []
+    chunks = []
     async for part in stream:
-        pieces.append(part.choices[0].text)
-        if stop_after is not None and len(pieces) == stop_after:
+        chunks.append(part.choices[0].text)
+        if stop_after is not None and len(chunks) == stop_after:
             await stream.close()
             break
-    return "".join(pieces)
+    return "".join(chunks)
 
 
 def drawn(count, seed):

@@ -108,7 +108,7 @@ MUTANTS = [
         "return self.whole.keys[:, self.heads]",
         "return self.whole.keys[:, : self.heads.stop - self.heads.start]",
     ),
-    slab("a slab grows one piece too little", "-(-missing // GROWTH) * GROWTH", "missing // GROWTH * GROWTH"),
+    slab("a slab grows too little", "-(-missing // GROWTH) * GROWTH", "missing // GROWTH * GROWTH"),
     layer("an eviction comes one step late", "if min(left) <= 0:", "if min(left) < 0:"),
     eviction(
         "the memory does not follow the compaction",

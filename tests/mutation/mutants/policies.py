@@ -102,7 +102,7 @@ MUTANTS = [
         "max(self.n_recent - max(until_full, 0) + 1, 0)",
     ),
     buffer(
-        "pieces of a prompt are all turned from its beginning",
+        "chunks of a prompt are all rotated from its beginning",
         "rope.steps(start, stop)), rows, reduce=True)",
         "rope.steps(0, stop - start)), rows, reduce=True)",
     ),
@@ -200,7 +200,7 @@ MUTANTS = [
         "return number if number <= self.limit else None",
     ),
     retention("the reservoir favours newer queries", "self.random.randrange(seen + 1)", "self.random.randrange(seen)"),
-    beacon("the size of pieces is not passed on", "self.n_beacon, self.sample_chunk)", "self.n_beacon, 512)"),
+    beacon("the size of chunks is not passed on", "self.n_beacon, self.sample_chunk)", "self.n_beacon, 512)"),
     random_history("the seed is not passed on", "Reservoir(self.n_beacon, self.seed)", "Reservoir(self.n_beacon, 0)"),
     rkv("the threshold is not passed on", "view.positions, self.threshold)", "view.positions)"),
     streaming(

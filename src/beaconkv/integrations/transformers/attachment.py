@@ -1,6 +1,6 @@
-"""Connecting a model to bounded caches while one lives, and leaving no trace afterwards.
+"""Attaching bounded caches to a model while one exists, and removing every change afterwards.
 
-Two things are changed on the model, and put back when its last bounded cache is gone:
+Two things are changed on the model, and restored when its last bounded cache is deleted:
 
 - hooks before and after each module that holds all bounded layers (the model, and the decoder inside it). While a call
   that brings a BoundedCache is under way, and only then, the configuration names our wrapper of its attention
@@ -38,7 +38,7 @@ _CONFIGS: dict[int, list] = {}
 
 
 class AnnouncedCache(ABC):
-    """A cache whose attention calls are announced: the part of it that the hooks know."""
+    """The interface of a cache that the hooks use: its attention calls are announced."""
 
     @abstractmethod
     def serves_model(self, model: nn.Module | None) -> bool:
@@ -70,7 +70,7 @@ class AnnouncedCache(ABC):
 
 
 class AnnouncedStep(ABC):
-    """A call that comes announced already: of a compiled step."""
+    """An announced call of a compiled step."""
 
     @abstractmethod
     def note_rope(self, index: int, cos: Tensor, sin: Tensor) -> None:
@@ -99,7 +99,7 @@ class Attachment:
         self.configs = list({id(module.config): module.config for module in modules.values()}.values())
         self.rotary: dict[int, RotaryFn] = {}
         self.require_kernels()
-        self.put_back_generation = check_generation(model)
+        self.restore_generation = check_generation(model)
         announce = _Hook(self.announce)
         self.handles = [m.register_forward_pre_hook(announce, with_kwargs=True) for m in self.modules.values()]
         for depth, outer in enumerate(_holders(model, list(self.modules.values()))):
@@ -118,7 +118,7 @@ class Attachment:
 
     @contextmanager
     def wrapped(self) -> Iterator[None]:
-        """For the time of the block, every config names our wrapper of its attention implementation."""
+        """Within the block, every config names our wrapper of its attention implementation."""
         self._wrap()
         try:
             yield
@@ -152,7 +152,7 @@ class Attachment:
         return self._under_way.calls
 
     def _close(self, depth: int, broken: bool) -> None:
-        """Calls of this depth and deeper are over."""
+        """End calls of this depth and deeper ones."""
         calls = self._calls
         while calls and calls[-1][0] >= depth:
             _, cache = calls.pop()
@@ -161,7 +161,7 @@ class Attachment:
                 cache.end(broken)
 
     def forget(self, cache: AnnouncedCache) -> None:
-        """Calls of this cache that were interrupted in this thread are over."""
+        """End calls of this cache that were interrupted in this thread."""
         if any(user is cache for _, user in self._calls):
             self._close(0, broken=True)
 
@@ -174,14 +174,14 @@ class Attachment:
         """
         cache = _cache_of(args, kwargs)
         if cache is None and depth == 0 and not torch.compiler.is_compiling():
-            self._close(0, broken=True)  # a call that was interrupted: nothing calls the model from inside
+            self._close(0, broken=True)  # a call that was interrupted: the outermost module is never called from inside
         if cache is None or not cache.serves_model(self.model()):
             return
         require_uncompiled(module)
-        self._close(depth, broken=True)  # calls that were interrupted: no hook comes after a KeyboardInterrupt
+        self._close(depth, broken=True)  # calls that were interrupted: torch runs no hook after a KeyboardInterrupt
         if not self._calls:
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-            if _num_new(arguments) > 1:  # what is inside may have been compiled since; once a prompt is enough
+            if _num_new(arguments) > 1:  # inner modules may have been compiled since; one check per prompt is enough
                 for inside in _holders(module, list(self.modules.values())):
                     require_uncompiled(inside)
             cache.begin(arguments)
@@ -203,7 +203,7 @@ class Attachment:
         if cache is None or not cache.serves(module, self.model()):
             return None
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        if hidden.shape[1] > 1:  # once a prompt is enough
+        if hidden.shape[1] > 1:  # one check per prompt is enough
             require_uncompiled(module)
         if module.config._attn_implementation == kernel_of(module.config._attn_implementation):
             raise RuntimeError(
@@ -223,7 +223,7 @@ class Attachment:
     def _verify(self, index: int, hidden: Tensor, cos: Tensor, sin: Tensor, kwargs: dict) -> None:
         """Find the rotation of layer ``index``, and of other layers where the same arguments will do.
 
-        What a layer's rotation is decides which layers take decode steps together, so it is best known of all of them
+        The rotation of a layer decides which layers take decode steps together, so it is found for all of them
         when the first one begins.
         """
         self.rotary[index] = verified_rotary(self.modules[index], hidden, cos, sin, CALL_KWARG, kwargs)
@@ -232,14 +232,14 @@ class Attachment:
                 continue
             try:
                 self.rotary[other] = verified_rotary(module, hidden, cos, sin, CALL_KWARG, kwargs)
-            except ValueError:  # its own call will tell
+            except ValueError:  # its own call will raise
                 continue
 
     def detach(self) -> None:
-        """Put the model back as it was."""
+        """Restore the model."""
         for handle in self.handles:
             handle.remove()
-        self.put_back_generation()
+        self.restore_generation()
         while self.num_wraps:  # of calls that were interrupted
             self._unwrap()
 
@@ -262,10 +262,10 @@ class _Hook:
 
 
 def attach(model: nn.Module, layers: list[int], user: object) -> tuple[Attachment, Callable[[], None]]:
-    """Attach ``model`` for as long as ``user`` lives.
+    """Attach ``model`` for as long as ``user`` exists.
 
     Returns:
-        What is attached, and a function that lets go earlier.
+        The attachment, and a function that detaches earlier.
 
     Raises:
         ValueError: the model or its attention implementation cannot be bounded.
@@ -320,7 +320,7 @@ def _holders(model: nn.Module, attention: list[nn.Module]) -> list[nn.Module]:
 
 
 def _probe_arguments(kwargs: dict, cache: AnnouncedCache) -> dict:
-    """The call's other arguments, cut down to a single token and no cache."""
+    """The call's other arguments, reduced to a single token and no cache."""
     rest = {name: None if value is cache else value for name, value in kwargs.items() if name != "hidden_states"}
     rest["attention_mask"] = None
     for name in ("position_ids", "cache_position"):

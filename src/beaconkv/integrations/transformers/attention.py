@@ -1,4 +1,4 @@
-"""Attention and mask functions: what transformers calls in place of the kernel it was told to use.
+"""Attention and mask functions: what transformers calls in place of the configured kernel.
 
 A function is registered for each wrapped kernel, under ``beaconkv_<kernel>``, when a cache is first
 attached to a model that uses it. Without a bounded layer in the call it is the wrapped kernel itself.
@@ -21,10 +21,10 @@ from .model_checks import KERNELS, model_file
 
 PREFIX = "beaconkv_"
 CALL_KWARG = "beaconkv_call"
-"""Travels through the attention module's **kwargs and says which bounded layer the call belongs to."""
+"""The keyword argument of the attention module that carries the call of a bounded layer."""
 
 BOUNDED_OFFSET = -1
-"""The kv_offset by which a bounded layer tells the mask function that it needs no mask but the padding."""
+"""The kv_offset with which a bounded layer requests the padding alone from the mask function."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def kernel_of(name: str) -> str:
 
 
 def register(kernel: str) -> None:
-    """Make the wrapper of ``kernel`` known to transformers. Doing it twice changes nothing."""
+    """Register the wrapper of ``kernel`` with transformers. A second call changes nothing."""
     name = wrapped_name(kernel)
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, _attention_function(kernel))
@@ -150,7 +150,7 @@ def kernel_mask(kernel: str, inputs: AttentionInputs, query: Tensor) -> Tensor |
     else:
         visible = index <= own
         if inputs.valid is not None:
-            # Padding sees itself, so that no row of the softmax is empty; nobody reads what it computes.
+            # Padding sees itself, so that no row of the softmax is empty; its output is not read.
             visible = (visible & inputs.valid[:, None, None, :]) | (index == own)
     if kernel == "sdpa":
         return visible

@@ -42,7 +42,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     >>> model.generate(**inputs, past_key_values=cache, max_new_tokens=32768)
 
     Full-attention layers keep at most ``budget`` entries per KV head; sliding-window and linear layers
-    stay as the model made them. While a bounded cache of a model lives, the model's attention runs
+    stay as the model made them. While a bounded cache of a model exists, the model's attention runs
     through a wrapper; with other caches it does what it did before. ``detach()``, the end of a ``with``
     block or the garbage collector lets go of the model.
 
@@ -53,8 +53,8 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             for specs that bring their own.
         budget_min, scope, prefix, protect, prefill_chunk, growth: see :class:`beaconkv.EvictionSchedule`; what is
             None is what the spec recommends, or else the schedule's default.
-        stagger: spread the evictions of the layers over so many steps of each cycle, so that no single step carries
-            all. Layers then hold different numbers of entries, never more than the budget.
+        stagger: number of steps of each cycle over which the evictions of the layers are spread, so that no single step
+            carries all. Layers then hold different numbers of entries, never more than the budget.
         on_evict: called with an :class:`beaconkv.EvictionEvent` after each eviction of each layer.
 
     Raises:
@@ -127,12 +127,12 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     def _attach(self, model: nn.Module, bounded: list[int]) -> None:
         self.attachment, self.detach = attach(model, bounded, self)
-        """Let go of the model now; the cache cannot be used afterwards."""
+        """Detach from the model now; the cache cannot be used afterwards."""
         self._model = weakref.ref(model)
         self._modules = {index: weakref.ref(module) for index, module in self.attachment.modules.items()}
 
     def _arrange(self) -> None:
-        """Part stacks whose layers rotate their queries in different ways, or not at all: before anything is stored."""
+        """Split stacks whose layers rotate queries in different ways, or not at all, before anything is stored."""
         self._is_arranged = True
         rotary, hosts = self.attachment.rotary, {host.layer.index: host for host in self._bounded}
         arranged: list[LayerStack] = []
@@ -156,7 +156,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     def _own_model(self) -> nn.Module:
         model = self._model()
         if model is None:
-            raise RuntimeError("the model of this BoundedCache is gone")
+            raise RuntimeError("the model of this BoundedCache was deleted")
         return model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundedCache:
@@ -266,7 +266,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         return self._pass.rope_on(rope, device)
 
     def note_peak(self, extra_bytes: int = 0) -> None:
-        """Take note of the keys and values that exist now: all slabs, and ``extra_bytes`` beside them."""
+        """Take note of the keys and values that exist now: all slabs, plus ``extra_bytes``."""
         slabs = sum(stack.kv_bytes for stack in self._stacks if stack.is_allocated)
         self._peak_kv_bytes = max(self._peak_kv_bytes, slabs + extra_bytes)
 
@@ -281,7 +281,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
             self._select_rows(torch.arange(len(self._bounded[0].layer.rows)).repeat_interleave(repeats))
 
     def _select_rows(self, index: Tensor) -> None:
-        """By the one method that layers of all kinds have: linear ones know no other. index: (rows,) int64."""
+        """Through ``reorder_cache``, the only such method of linear layers. index: (rows,) int64."""
         for layer in self.layers:
             layer.reorder_cache(index)
         self._pass.columns.select_rows(index)
@@ -296,7 +296,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         return self._pass.padding_on_host(padding)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int) -> tuple[int, int]:
-        """What the host builds masks from; asked before the first layer, so a broken cache is noticed here.
+        """Sizes from which the host builds masks. It asks before the first layer, so a broken cache is noticed here.
 
         Raises:
             RuntimeError: the cache was detached, or a forward pass broke off in the middle.
@@ -318,7 +318,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         return self._model() is model
 
     def reset(self) -> None:
-        """Forget everything; the cache is as new."""
+        """Clear everything; the cache is as new."""
         fresh, _ = host_layers(self._own_model())
         for index, layer in enumerate(self.layers):
             if isinstance(layer, BoundedCacheLayer):
@@ -373,7 +373,7 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
         Raises:
             ValueError: a layer that is not bounded; or its last forward pass gave no weights: only eager attention
-                gives any, and none where a prompt is read in pieces (``prefill_chunk``).
+                gives any, and none where a prompt is read in chunks (``prefill_chunk``).
         """
         positions = self._host(layer).column_positions()
         if positions is None:

@@ -12,11 +12,11 @@ from ...cache import AttentionInputs
 from ...types import AttentionParams, Rope
 from .attention import UnsupportedMask, kernel_mask, run_kernel, run_step
 from .host_layer import BoundedCacheLayer
-from .reading import HostCut, Tokens, Waiting, order_of, pieces_of
+from .reading import HostCut, IncompleteChunk, Tokens, chunks_of, order_of
 
 
 class CallOwner(Protocol):
-    """What a call needs to know of the cache it belongs to."""
+    """What a call needs of the cache that made it."""
 
     cut: HostCut | None
     """How the host cuts the prompt that is being read, if it does."""
@@ -25,7 +25,7 @@ class CallOwner(Protocol):
         """A padding mask (B, m) on the CPU, fetched once and not once a layer."""
 
     def note_peak(self, extra_bytes: int = 0) -> None:
-        """Told how many bytes of keys and values exist beside the slabs during prefill."""
+        """Record the peak. extra_bytes: bytes of keys and values outside the slabs, during prefill."""
 
     def rope_on(self, rope: Rope, device: torch.device) -> Rope:
         """The rope on a device, copied once a pass and not once a layer."""
@@ -142,7 +142,7 @@ class _Reader:
     kwargs: dict[str, Any]
 
     def whole_pass(self, new: Tokens, padding: Tensor | None, on_host: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """All rows alike in where their pieces end: the columns as they are.
+        """Chunks by columns: they end at the same column in all rows.
 
         Args:
             new: the pass.
@@ -160,12 +160,12 @@ class _Reader:
             real = None if padding is None else padding[:, part]
             counts = total if padding is not None else [part.stop - part.start] * rows
             whole = part.stop - part.start == num_new
-            output, weights = self._piece(new.columns(part), real, counts, new.nbytes, whole)
+            output, weights = self._read_chunk(new.columns(part), real, counts, new.nbytes, whole)
             outputs.append(output)
         return (outputs[0], weights) if len(outputs) == 1 else (torch.cat(outputs, dim=1), None)
 
     def row_by_row(self, new: Tokens, on_host: Tensor | None, cut: HostCut | None) -> Tensor:
-        """Pieces of each row's own tokens. Arguments as :meth:`whole_pass`; ``cut``: how the host cuts the prompt."""
+        """Chunks of each row's own tokens. Arguments as :meth:`whole_pass`; ``cut``: how the host cuts the prompt."""
         host, (rows, _, num_new, dim) = self.call.host, new.values.shape
         device = new.keys.device
         waiting, source, before = host.waiting, new, 0
@@ -181,26 +181,26 @@ class _Reader:
         own_size, counts = host.layer.schedule.prefill_chunk, [len(own) for own in columns]
         if cut is None:
             host.prepare(new.keys, new.values, counts)
-            pieces, ends = pieces_of(counts, taken, None, own_size, True)
+            chunks, ends = chunks_of(counts, taken, None, own_size, True)
         else:
             is_last = host.num_columns + num_new >= cut.columns
-            pieces, ends = pieces_of(counts, taken, cut.size, own_size, is_last)
+            chunks, ends = chunks_of(counts, taken, cut.size, own_size, is_last)
         output = new.values.new_zeros(rows, num_new, new.queries.shape[1], dim)
 
         def read(spans: list[tuple[int, int]], is_kept: bool) -> None:
             order, there = order_of(spans, columns)
             counts = [stop - start for start, stop in spans]
-            piece, mask = source.gather(torch.tensor(order, device=device)), torch.tensor(there, device=device)
+            chunk, mask = source.gather(torch.tensor(order, device=device)), torch.tensor(there, device=device)
             if is_kept:
-                own = self._piece(piece, mask, counts, source.nbytes + piece.nbytes, False)[0]
+                own = self._read_chunk(chunk, mask, counts, source.nbytes + chunk.nbytes, False)[0]
             else:
-                own = self._attend(piece, host.layer.peek(piece.keys, piece.values, mask))[0]
+                own = self._attend(chunk, host.layer.peek(chunk.keys, chunk.values, mask))[0]
             at = [(r, j, c - before) for r, o in enumerate(order) for j, c in enumerate(o[: counts[r]]) if c >= before]
             if at:  # else all of them have waited, and were answered in the pass before
                 row, place, column = (torch.tensor(numbers, device=device) for numbers in zip(*at, strict=True))
                 output[row, column] = own[row, place]
 
-        for spans in pieces:
+        for spans in chunks:
             if cut is not None:
                 host.prepare(new.keys, new.values, [stop - start for start, stop in spans], is_prompt=True)
             read(spans, is_kept=True)
@@ -211,24 +211,24 @@ class _Reader:
             read(spans, is_kept=False)
             order, _ = order_of(spans, columns)
             counts = [stop - start for start, stop in spans]
-            host.waiting = Waiting(source.gather(torch.tensor(order, device=device)), counts)
+            host.waiting = IncompleteChunk(source.gather(torch.tensor(order, device=device)), counts)
         return output
 
-    def _piece(
-        self, piece: Tokens, real: Tensor | None, counts: list[int], whole_bytes: int, note_columns: bool
+    def _read_chunk(
+        self, chunk: Tokens, real: Tensor | None, counts: list[int], whole_bytes: int, note_columns: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Take one piece in."""
+        """Store one chunk, attend, and observe."""
         call, layer = self.call, self.call.host.layer
-        inputs = layer.append(piece.keys, piece.values, real, counts, in_steps=False)
-        output, weights = self._attend(piece, inputs)
+        inputs = layer.append(chunk.keys, chunk.values, real, counts, in_steps=False)
+        output, weights = self._attend(chunk, inputs)
         if note_columns and weights is not None:
-            call.host.note_chunk_columns(inputs.keys.shape[2] - piece.keys.shape[2], real, counts, piece.keys.shape[2])
-        layer.observe(piece.queries, piece.rope, call.params(piece.queries, self.kernel, self.kwargs))
-        if piece.keys.shape[2] > 1:
+            call.host.note_chunk_columns(inputs.keys.shape[2] - chunk.keys.shape[2], real, counts, chunk.keys.shape[2])
+        layer.observe(chunk.queries, chunk.rope, call.params(chunk.queries, self.kernel, self.kwargs))
+        if chunk.keys.shape[2] > 1:
             call.owner.note_peak(whole_bytes + layer.copied_bytes)
         return output, weights
 
-    def _attend(self, piece: Tokens, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        mask = self.call.mask(self.kernel, inputs, piece.queries)
+    def _attend(self, chunk: Tokens, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        mask = self.call.mask(self.kernel, inputs, chunk.queries)
         kwargs = {name: kwarg for name, kwarg in self.kwargs.items() if name not in ("position_ids", "cache_position")}
-        return run_kernel(self.kernel, self.module, piece.queries, inputs.keys, inputs.values, mask, **kwargs)
+        return run_kernel(self.kernel, self.module, chunk.queries, inputs.keys, inputs.values, mask, **kwargs)

@@ -1,7 +1,7 @@
 """Decode steps through ``torch.compile``: fixed shapes, no Python between the kernels (and CUDA graphs on a GPU).
 
 Only the model's forward pass is compiled. It attends to all slots of the slabs, with a mask for those that are free;
-writing the new entries and remembering the queries are part of it. Counting, scoring and eviction happen between steps,
+writing the new entries and buffering the queries are part of it. Counting, scoring and eviction happen between steps,
 on the same tensors as ever: eager and compiled steps of one cache may alternate.
 """
 
@@ -71,7 +71,7 @@ class CompiledDecoder:
             (B, 1, vocabulary) logits.
 
         Raises:
-            ValueError: another shape than (B, 1), no integers, or a cache that is not open for so many rows.
+            ValueError: another shape than (B, 1), no integers, or a cache with another number of rows.
             RuntimeError: a cache that was detached, or in which a step broke off.
         """
         self.cache.require_whole()

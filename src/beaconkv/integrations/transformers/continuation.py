@@ -1,4 +1,4 @@
-"""What a cache was shown, column by column, and whether further input continues it.
+"""Columns that a cache was shown, and whether further input continues them.
 
 A column is a place in the input of the host: a token, or padding. A cache that is given another text would go on from
 the entries of the first one without a sign of it, so every forward pass is compared with what came before.
@@ -23,14 +23,14 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class PassInput:
-    """What a forward pass of the host brings.
+    """Input of one forward pass of the host.
 
     Attributes:
-        rows: B.
-        num_new: new columns.
+        rows: number of rows, B.
+        num_new: number of new columns.
         ids: (B, num_new) int64, or None where the host was given embeddings.
         mask: (B, columns) attention mask of two dimensions, or None.
-        positions: (B or 1, num_new) position_ids, or None; those of M-RoPE, which may stand still or go back where
+        positions: (B or 1, num_new) position_ids, or None; those of M-RoPE, which may repeat or decrease where
             pictures are, say nothing about the text.
     """
 
@@ -42,7 +42,7 @@ class PassInput:
 
     @classmethod
     def of_call(cls, arguments: dict) -> PassInput | None:
-        """From the arguments of a model by name; None if they bring no tokens."""
+        """From the keyword arguments of a model; None if they contain no tokens."""
         ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
         tokens = ids if isinstance(ids, Tensor) else embeds
         if not isinstance(tokens, Tensor) or tokens.ndim < 2:
@@ -56,7 +56,7 @@ class PassInput:
         )
 
     def require_fit(self) -> None:
-        """Raise ``ValueError`` for a mask of other rows; one row of ones may stand for all."""
+        """Raise ``ValueError`` for a mask of other rows; one row of ones is accepted for all rows."""
         if self.mask is None or self.mask.shape[0] == self.rows:
             return
         if self.mask.shape[0] > 1 or not self.mask.all():
@@ -74,11 +74,11 @@ class SeenColumns:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear everything."""
         self._blocks: list[Tensor] = []  # (B, n) int64 each: the first self._num columns of all of them together
         self._num = 0
         self._real: Tensor | None = None  # (B, n) bool on the host: columns up to the last pass of several tokens
-        self._last: list[int] | None = None  # per row: the highest position in such a pass
+        self._last: list[int] | None = None  # highest position of each row in such a pass
 
     def require_continues(self, given: PassInput, columns: int, seen: Sequence[int], seen_on_device: Tensor) -> None:
         """Compare a pass with what came before it.

@@ -21,7 +21,7 @@ from .reading import HostCut
 
 
 class ForwardPass:
-    """What belongs to one pass, and outlives it only where the next one has to continue it.
+    """State of one pass; what the next pass has to continue is kept until then.
 
     Args:
         hosts: the bounded layers of the cache.
@@ -39,7 +39,7 @@ class ForwardPass:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear everything."""
         self.columns = SeenColumns()
         self.cut: HostCut | None = None
         self.prompt_columns: int | None = None
@@ -72,7 +72,7 @@ class ForwardPass:
         """A pass begins.
 
         Args:
-            given: its input, as far as it is known.
+            given: its input; None where the arguments bring no tokens.
 
         Raises:
             ValueError: input that does not continue what the cache holds.

@@ -1,8 +1,8 @@
 """``generate`` of a model that has bounded caches: the text is compared with what the cache holds before it runs.
 
-``generate`` takes the whole text and hands only its new tokens to the model. Whether the rest is what the cache was
-shown can be told here and nowhere else. Two of the methods that every ``generate`` calls of its model are replaced on
-the model while a cache lives: the one that finds the input, and the one that prepares the cache. ``generate`` itself
+``generate`` takes the whole text and passes only its new tokens to the model. Only here can the rest be compared with
+what the cache was shown. Two of the methods that every ``generate`` calls of its model are replaced on
+the model while a cache exists: the one that finds the input, and the one that prepares the cache. ``generate`` itself
 would be looked up too early: before a cache that is made in the same line exists.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 
 class ContinuedCache(ABC):
-    """A cache whose texts are compared: the part of it that ``generate`` knows."""
+    """The interface of a cache that ``generate`` uses: its texts are compared."""
 
     @abstractmethod
     def require_text(self, ids: Tensor | None, length: int, mask: Tensor | None) -> None:
@@ -35,11 +35,11 @@ class ContinuedCache(ABC):
 
     @abstractmethod
     def expect_prompt(self, prefill_chunk: int | None) -> None:
-        """Then: into how many tokens the host cuts this prompt, or None."""
+        """Called next. prefill_chunk: number of tokens in which the host cuts this prompt, or None."""
 
 
 class _CheckedMethod:
-    """In place of a method of a model while bounded caches of it live. Copies of the model get the plain one.
+    """Replaces a method of a model while bounded caches of it exist. Copies of the model get the plain one.
 
     Args:
         model: the model.
@@ -57,7 +57,7 @@ class _CheckedMethod:
         return MethodType(getattr(type(model), self.name), model) if self.before is None else self.before
 
     def put_back(self) -> None:
-        """Leave the model as it was."""
+        """Restore the model."""
         model = self._model()
         if model is None or vars(model).get(self.name) is not self:
             return
@@ -91,7 +91,7 @@ class _CheckedInput(_CheckedMethod):
 
 
 class _CheckedCache(_CheckedMethod):
-    """Refuses settings under which a cache makes no sense, and tells it how the prompt is cut."""
+    """Refuses settings that a bounded cache does not support, and passes on how the prompt is cut."""
 
     name = "_prepare_cache_for_generation"
 
@@ -112,7 +112,7 @@ def _cache_in(arguments: dict[str, Any]) -> ContinuedCache | None:
 
 
 def check_generation(model: nn.Module) -> Callable[[], None]:
-    """Let ``model.generate`` compare texts; returns a function that puts back what was there."""
+    """Let ``model.generate`` compare texts; returns a function that restores its methods."""
     methods = [kind(model) for kind in (_CheckedInput, _CheckedCache) if hasattr(type(model), kind.name)]
     for method in methods:
         setattr(model, method.name, method)

@@ -10,7 +10,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ...cache import BoundedLayer, LayerStack
 from .attention import BOUNDED_OFFSET
-from .reading import HostCut, Waiting
+from .reading import HostCut, IncompleteChunk
 
 NO_ROLLBACK = (
     "a BoundedCache cannot be cropped: what was evicted, and the queries seen since, cannot be taken back. "
@@ -40,7 +40,7 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.is_announced = False  # the model's own attention module is about to call update()
         self.is_pending = False  # between update() and the attention function
         self.has_decoded = False  # a step of one token has come: the prompt is complete
-        self.waiting: Waiting | None = None  # tokens of the prompt whose piece is not complete
+        self.waiting: IncompleteChunk | None = None  # tokens of the prompt whose chunk is not complete
         self._taken: tuple[HostCut, list[int]] | None = None  # of a prompt that the host cuts: tokens taken in, by row
         self._columns: Tensor | bool = False  # see column_positions(); True: the entries as they are
 
@@ -64,13 +64,13 @@ class BoundedCacheLayer(CacheLayerMixin):
         return key_states, value_states
 
     def prepare(self, key: Tensor, value: Tensor, counts: list[int], is_prompt: bool = False) -> None:
-        """Before the first attention of a forward pass: allocate, or hear of more prompt.
+        """Before the first attention of a forward pass: allocate, or extend the prompt.
 
         The prompt is everything before the first step of a single token, in one pass or several.
 
         Args:
             key, value: the new entries (B, H_kv, m, D).
-            counts: real tokens per row.
+            counts: number of real tokens per row.
             is_prompt: known to be of the prompt, also where it is a single token.
         """
         is_prompt |= key.shape[2] > 1
@@ -81,11 +81,11 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.has_decoded |= not is_prompt
 
     def taken_of(self, cut: HostCut | None, rows: int) -> list[int]:
-        """Per row, tokens that were taken in of the prompt that the host cuts in this way; none of another prompt."""
+        """Number of tokens per row, stored of the prompt that the host cuts in this way; 0 for another prompt."""
         return self._taken[1] if self._taken is not None and self._taken[0] is cut else [0] * rows
 
     def take(self, cut: HostCut | None, counts: list[int]) -> None:
-        """So many more tokens of each row were taken in."""
+        """Count tokens that were stored. counts: their number per row."""
         if cut is not None:
             taken = self.taken_of(cut, len(counts))
             self._taken = cut, [old + new for old, new in zip(taken, counts, strict=True)]
@@ -101,12 +101,12 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.stack.keeps_columns = self._columns
 
     def note_chunk_columns(self, stored: int, real: Tensor | None, counts: list[int], num_new: int) -> None:
-        """Before a piece is observed whose attention weights are given.
+        """Called before a chunk is observed whose attention weights are given.
 
         Args:
-            stored: entries before the new ones.
+            stored: number of entries before the new ones.
             real: (B, num_new) bool, False where a token is padding; or None.
-            counts: real tokens per row.
+            counts: number of real tokens per row.
         """
         slab = self.layer.slab
         old = self.layer.slab.slot_positions()[:, :, :stored]
@@ -154,7 +154,7 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.stack.reset()
         self._start()
 
-    # The host tells every layer; the first of a stack acts for all.
+    # The host calls every layer; the first of a stack acts for all.
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.number == 0:
@@ -171,6 +171,6 @@ class BoundedCacheLayer(CacheLayerMixin):
         raise RuntimeError(NO_ROLLBACK)
 
     def offload(self) -> None:
-        raise RuntimeError("a BoundedCache is not offloaded: it is small by design")
+        raise RuntimeError("a BoundedCache does not support offloading")
 
     prefetch = offload

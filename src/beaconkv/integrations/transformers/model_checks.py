@@ -1,4 +1,4 @@
-"""What this release of transformers is like, and which models can be bounded. All version questions end here."""
+"""Properties of the installed transformers, and which models can be bounded. The only file that looks at versions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KERNELS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 
 
 def require_supported_release() -> None:
-    """Raise ``ImportError`` unless the installed transformers is one this integration was written for."""
+    """Raise ``ImportError`` unless the installed transformers is supported."""
     installed = Version(transformers.__version__)
     if not OLDEST <= installed < NEXT:
         raise ImportError(f"beaconkv supports transformers >={OLDEST},<{NEXT}; found {installed}")
@@ -42,7 +42,7 @@ def require_decoder(model: nn.Module) -> None:
 
 
 def model_file(module: nn.Module) -> ModuleType | None:
-    """The file of transformers that a module's attention comes from, also where its class was derived elsewhere.
+    """The file of transformers that a module's attention comes from, also where a subclass is defined elsewhere.
 
     It has the names by which the module finds attention functions: ``ALL_ATTENTION_FUNCTIONS`` and
     ``eager_attention_forward``. None: attention does not go through transformers' AttentionInterface.
@@ -114,7 +114,7 @@ def host_layers(model: nn.Module) -> tuple[list, list[int]]:
 
 
 def require_uncompiled(module: nn.Module) -> None:
-    """Raise ``RuntimeError`` if this module is compiled: what a bounded cache does in a step cannot be traced."""
+    """Raise ``RuntimeError`` if this module is compiled: the work of a bounded cache in a step cannot be traced."""
     compiled = (
         torch.compiler.is_compiling()
         or getattr(module, "_compiled_call_impl", None) is not None
@@ -135,7 +135,7 @@ def likeness(module: nn.Module) -> Hashable:
 
 
 def warn_of_dropped_cache(model: nn.Module) -> None:
-    """Warn where ``generate`` itself throws any cache away at some length (Phi-3 with LongRoPE)."""
+    """Warn where ``generate`` itself drops every cache at some length (Phi-3 with LongRoPE)."""
     config = model.config.get_text_config(decoder=True)
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = scaling.get("rope_type") or scaling.get("type")

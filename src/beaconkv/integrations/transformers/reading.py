@@ -1,7 +1,7 @@
-"""How a layer reads a pass of several tokens: a row of a padded batch in the pieces in which it would be read alone.
+"""How a layer reads a pass of several tokens: a row of a padded batch in the chunks in which it would be read alone.
 
-An eviction may follow each piece, so where a prompt is cut decides what is kept. Pieces are therefore counted in a
-row's own tokens. Where the host cuts the prompt by columns, padding included, tokens wait until a piece is complete.
+An eviction may follow each chunk, so where a prompt is cut decides what is kept. Chunks are therefore counted in a
+row's own tokens. Where the host cuts the prompt by columns, padding included, tokens wait until a chunk is complete.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ class HostCut:
     """The host reads a prompt in several passes.
 
     Attributes:
-        size: columns of each pass.
-        columns: that the cache will have been shown when the prompt is complete.
+        size: number of columns of each pass.
+        columns: number of columns that the cache has been shown when the prompt is complete.
     """
 
     size: int
     columns: int
 
     def expects(self, num_new: int, columns: int) -> bool:
-        """Whether so many columns after ``columns`` others are of this prompt, or come after it."""
+        """Whether a pass of ``num_new`` columns after ``columns`` others continues this prompt, or follows it."""
         left = self.columns - columns
         return left <= 0 or num_new in (min(self.size, left), min(self.size, left - 1))  # transformers 4 keeps one back
 
@@ -79,27 +79,28 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Tokens whose piece is not complete: the first ``counts[row]`` columns of each row."""
+class IncompleteChunk:
+    """Tokens whose chunk is not complete: the first ``counts[row]`` columns of each row."""
 
     tokens: Tokens
     counts: list[int]
 
 
-def pieces_of(
+def chunks_of(
     counts: Sequence[int], taken: Sequence[int], host: int | None, own: int | None, is_last: bool
 ) -> tuple[list[list[Span]], list[int]]:
-    """Rows' tokens in the pieces in which each row would be read alone.
+    """Rows' tokens in the chunks in which each row would be read alone.
 
     Args:
-        counts: per row, tokens at hand: those that waited, and new ones.
-        taken: per row, tokens of this prompt that were taken in before.
-        host: tokens that the host reads at once, or None: all of them.
-        own: tokens that a layer reads at once, counted from the beginning of what the host reads at once; or None.
-        is_last: no more tokens of this prompt will come, so that what remains is a piece.
+        counts: number of available tokens per row: those that waited, and new ones.
+        taken: number of tokens of this prompt per row that were stored before.
+        host: number of tokens that the host reads at once; None: all of them.
+        own: number of tokens that a layer reads at once, counted from the beginning of what the host reads at once; or
+            None.
+        is_last: whether these are the last tokens of this prompt, so that what remains is a chunk.
 
     Returns:
-        The first pieces of all rows, then the second ones, ...: spans of the tokens at hand, empty where a row has no
+        The first chunks of all rows, then the second ones, ...: spans of the available tokens, empty where a row has no
         more; and per row, where the tokens begin that must wait.
     """
     rows, ends = [], []
@@ -120,11 +121,11 @@ def pieces_of(
         ends.append(start)
     number = max(map(len, rows))
     filled = [spans + [(end, end)] * (number - len(spans)) for spans, end in zip(rows, ends, strict=True)]
-    return [list(pieces) for pieces in zip(*filled, strict=True)], ends
+    return [list(chunks) for chunks in zip(*filled, strict=True)], ends
 
 
 def order_of(spans: Sequence[Span], columns: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[bool]]]:
-    """Where each row's tokens of a piece stand: (B, m) columns, and (B, m) whether there is one; rows are filled up."""
+    """Where each row's tokens of a chunk are: (B, m) columns, and (B, m) whether there is one; rows are filled up."""
     width = max(stop - start for start, stop in spans)
     order, real = [], []
     for (start, stop), own in zip(spans, columns, strict=True):

@@ -19,7 +19,7 @@ REFUSALS = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
 
 
 class QueryProbe:
-    """Stands in for a cache layer to see the query that a module hands to its attention function."""
+    """A cache layer for one call, which records the query that a module passes to its attention function."""
 
     query: Tensor | None = None
 
@@ -100,7 +100,7 @@ class _ModuleProbe:
         self.hidden = torch.randn(1, 1, hidden.shape[-1], generator=generator).to(hidden)
 
     def embeddings(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin (D_rot,) as the model hands them over: (1, 1, D_rot)."""
+        """cos, sin (D_rot,) in the shape in which the model passes them: (1, 1, D_rot)."""
         return cos.view(1, 1, -1).to(self._cos), sin.view(1, 1, -1).to(self._sin)
 
     def query(self, cos: Tensor, sin: Tensor, position: int | None = None) -> Tensor:
@@ -108,7 +108,7 @@ class _ModuleProbe:
 
         Args:
             cos, sin: (D_rot,).
-            position: what the module is told to be the token's position, if it is told one at all.
+            position: position that the module is given for the token, if it takes one.
 
         Raises:
             ValueError: the module fails, or calls no attention function.
