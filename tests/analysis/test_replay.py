@@ -96,7 +96,7 @@ def test_replay_equals_live_in_every_layer(policy, family, tmp_path, monkeypatch
         scaling=[own[3][0] for own in seen.values()],
         softcap=[None] * len(seen),
         has_sinks=False,
-        chunks=[""] * 110,
+        pieces=[""] * 110,
     )
     path = tmp_path / "live.trace"
     with TraceWriter(path, info.layout(), info.to_json()) as writer:

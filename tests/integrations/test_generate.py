@@ -306,13 +306,13 @@ def test_zero_padding_embeddings_do_not_mislead_the_check_of_rope():
 
 
 @pytest.mark.parametrize("settings", [dict(scope="output", budget=24), dict(prefix="prompt", budget=64)])
-@pytest.mark.parametrize("chunk", [8, 16, 33])
-def test_a_prompt_in_several_passes_is_one_prompt(settings, chunk):
+@pytest.mark.parametrize("size", [8, 16, 33])
+def test_a_prompt_in_several_passes_is_one_prompt(settings, size):
     """generate(prefill_chunk_size=...) feeds the prompt chunk by chunk; all of it stays protected."""
     model, inputs = tiny(), prompt(36)
     cache = BoundedCache(model, protect=8, **settings)
     with torch.no_grad():
-        for chunk in inputs["input_ids"][:, :35].split(chunk, 1):
+        for chunk in inputs["input_ids"][:, :35].split(size, 1):
             if chunk.shape[1] > 1:
                 model(chunk, past_key_values=cache, use_cache=True)
     fed = cache.get_seq_length()
