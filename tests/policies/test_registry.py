@@ -56,3 +56,16 @@ def test_a_policy_is_one_class():
 
             def score(self, view, state):
                 return view.positions.float()
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("inf"), float("nan"), True, "soft"])
+@pytest.mark.parametrize("name", ["recent_scale", "beacon_scale"])
+def test_a_scale_of_logits_is_a_number_above_0(name, scale):
+    with pytest.raises(ValueError, match=f"beaconkv: {name} must be a number above 0, got"):
+        make_policy("beaconkv", **{name: scale})
+
+
+def test_rkv_joins_logits_before_they_could_be_scaled():
+    with pytest.raises(ValueError, match="rkv: recent_scale=0.5 is unsupported with group_pool='logits'"):
+        make_policy("rkv", recent_scale=0.5)
+    assert make_policy("rkv", recent_scale=0.5, group_pool="max").recent_scale == 0.5
