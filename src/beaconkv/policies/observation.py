@@ -117,7 +117,7 @@ class ObservationPolicy(EvictionPolicy):
         pools, scales = (self.query_pool, self.group_pool), None
         beacon_scale, recent_scale = self.logit_scales
         if (beacon_scale, recent_scale) != (1, 1):
-            scales = torch.full((queries.shape[2],), recent_scale, device=queries.device)  # (n,)
+            scales = torch.full((queries.shape[2],), recent_scale, dtype=torch.float32, device=queries.device)  # (n,)
             scales[: beacons.shape[2]] = beacon_scale
         return ops.observation_scores(queries, view.keys, view.params, at, held, *pools, scales)
 
