@@ -23,10 +23,12 @@ def _backend(request):
     query_pool=st.sampled_from(POOLS),
     group_pool=st.sampled_from(POOLS),
     sinks=st.booleans(),
+    scale=st.sampled_from([None, 0.25, 3.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 999),
 )
-def test_equals_scalar(group, kv_heads, n, num_entries, query_pool, group_pool, sinks, dtype, seed):
+def test_equals_scalar(group, kv_heads, n, num_entries, query_pool, group_pool, sinks, scale, dtype, seed):
+    """A query whose logits are scaled by s is the query of a softmax with s times the scaling and s times the sink."""
     g = torch.Generator().manual_seed(seed)
     queries = torch.randn(2, kv_heads * group, n, 6, generator=g).to(dtype)
     keys = torch.randn(2, kv_heads, num_entries, 6, generator=g).to(dtype)
@@ -36,7 +38,9 @@ def test_equals_scalar(group, kv_heads, n, num_entries, query_pool, group_pool, 
     at[:, 0] = positions.amax((1, 2))  # one query in the past of none, some that see a part
     at[:, -1] = positions.amin((1, 2)) + 3
     sink = torch.randn(kv_heads * group, generator=g) if sinks else None
-    got = observation_scores(queries, keys, AttentionParams(0.4, sinks=sink), at, positions, query_pool, group_pool)
+    scales = None if scale is None else torch.tensor([scale, *[1.0] * (n - 1)])  # of the first query alone
+    params = AttentionParams(0.4, sinks=sink)
+    got = observation_scores(queries, keys, params, at, positions, query_pool, group_pool, scales)
     assert got.dtype == torch.float32
     for row in range(2):
         for head in range(kv_heads):
@@ -48,14 +52,15 @@ def test_equals_scalar(group, kv_heads, n, num_entries, query_pool, group_pool, 
                     if min(seen) > at[row, i]:
                         rows.append([0.0] * num_entries)
                         continue
+                    own = 1.0 if scale is None or i else scale
                     rows.append(
                         reference.weights(
                             queries[row, h, i].double().tolist(),
                             at[row, i].item(),
                             keys[row, head].double().tolist(),
                             seen,
-                            0.4,
-                            None if sink is None else sink[h].item(),
+                            own * 0.4,
+                            None if sink is None else own * sink[h].item(),
                         )
                     )
                 per_head.append([reference.pooled([r[j] for r in rows], query_pool) for j in range(num_entries)])

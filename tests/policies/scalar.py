@@ -29,6 +29,8 @@ class Method:
     normalise: bool = True
     iterations: int = 10
     seed: int = 0
+    beacon_scale: float = 1.0  # factor of the logits of beacons
+    recent_scale: float = 1.0
     kind: str = "observation"  # observation, accumulated
 
 
@@ -168,7 +170,7 @@ class Row:
             head.evicted()
 
     def observation_queries(self, h):
-        """(vector after RoPE, position) of query head h."""
+        """(vector after RoPE, position, scale of its logits) of query head h."""
         m, now = self.method, len(self.before[h]) - 1
         past = self.before[h][: max(0, now + 1 - m.recent)]
         size = min(m.n_beacon, len(past))
@@ -181,8 +183,8 @@ class Row:
             "nearest": lambda: nearest(past, kmeans(past, size, m.iterations)[1]) if size else [],
             "continual": lambda: self.continual[h].buffer,
         }[m.beacons]()
-        recents = [(self.after[h][t], t) for t in range(max(0, now + 1 - m.recent), now + 1)]
-        return [(self.turn(q, now), now) for q in beacons] + recents
+        recents = [(self.after[h][t], t, m.recent_scale) for t in range(max(0, now + 1 - m.recent), now + 1)]
+        return [(self.turn(q, now), now, m.beacon_scale) for q in beacons] + recents
 
     def attention(self, head):
         """Position -> pooled attention of one KV head."""
@@ -191,8 +193,8 @@ class Row:
         per_head = []
         for h in range(head * self.group, (head + 1) * self.group):
             rows = []
-            for query, position in self.observation_queries(h):
-                logits = [self.scale * dot(query, self.keys[head][p]) for p in held]
+            for query, position, scale in self.observation_queries(h):
+                logits = [scale * self.scale * dot(query, self.keys[head][p]) for p in held]
                 rows.append((logits, [p <= position and i for p, i in zip(held, inside, strict=True)]))
             per_head.append(rows)
         if m.group_pool == "logits":

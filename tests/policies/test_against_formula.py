@@ -51,6 +51,12 @@ METHODS = {
     "kmeans_nearest" + SMALL: Method(5, "nearest", 4),
     "kmeans_nearest:query_pool=mean" + SMALL: Method(5, "nearest", 4, query_pool="mean"),
     "beaconkv:4-28": Method(4, "continual", 28),
+    "beaconkv:beacon_scale=0.25" + SMALL: Method(5, "continual", 4, beacon_scale=0.25),
+    "beaconkv:beacon_scale=0.5:recent_scale=2:redundancy_weight=0.5" + SMALL: Method(
+        5, "continual", 4, redundancy=0.5, beacon_scale=0.5, recent_scale=2.0
+    ),
+    "kmeans_centroid:beacon_scale=0.25" + SMALL: Method(5, "centroid", 4, beacon_scale=0.25),
+    "recent:recent_scale=0.5": Method(32, recent_scale=0.5),
     "beaconkv:mean-max" + SMALL: Method(5, "continual", 4, query_pool="mean"),
     "beaconkv:position_pool=avg:position_kernel=3" + SMALL: Method(5, "continual", 4, smooth="avg", kernel=3),
     "beaconkv:position_pool=max:value_norm=true" + SMALL: Method(5, "continual", 4, smooth="max", value_norm=True),

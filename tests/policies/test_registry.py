@@ -12,9 +12,9 @@ def test_names():
 
 
 def test_make_policy():
-    policy = beaconkv.make_policy("beaconkv", n_recent=4, n_beacon=28, query_pool="mean", group_pool="max")
+    policy = beaconkv.beaconkv.make_policy("beaconkv", n_recent=4, n_beacon=28, query_pool="mean", group_pool="max")
     assert (policy.n_recent, policy.n_beacon, policy.query_pool, policy.group_pool) == (4, 28, "mean", "max")
-    assert beaconkv.make_policy("beaconkv") == beaconkv.make_policy("beaconkv", n_recent=16, n_beacon=16)
+    assert beaconkv.beaconkv.make_policy("beaconkv") == beaconkv.make_policy("beaconkv", n_recent=16, n_beacon=16)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_make_policy():
 )
 def test_refusals_name_the_offender(name, settings, message):
     with pytest.raises(ValueError, match=message):
-        beaconkv.make_policy(name, **settings)
+        beaconkv.beaconkv.make_policy(name, **settings)
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -46,7 +46,7 @@ def test_a_policy_is_one_class():
             return -view.positions.float()
 
     assert beaconkv.policies()["oldest"] is Oldest
-    assert beaconkv.make_policy("oldest").score(type("V", (), {"positions": torch.arange(3)}), None)[0] == 0
+    assert beaconkv.beaconkv.make_policy("oldest").score(type("V", (), {"positions": torch.arange(3)}), None)[0] == 0
 
     with pytest.raises(ValueError, match="policy name 'oldest' is taken by"):
 
@@ -56,3 +56,16 @@ def test_a_policy_is_one_class():
 
             def score(self, view, state):
                 return view.positions.float()
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("inf"), float("nan"), True, "soft"])
+@pytest.mark.parametrize("name", ["recent_scale", "beacon_scale"])
+def test_a_scale_of_logits_is_a_number_above_0(name, scale):
+    with pytest.raises(ValueError, match=f"beaconkv: {name} must be a number above 0, got"):
+        beaconkv.make_policy("beaconkv", **{name: scale})
+
+
+def test_rkv_joins_logits_before_they_could_be_scaled():
+    with pytest.raises(ValueError, match="rkv: recent_scale=0.5 is unsupported with group_pool='logits'"):
+        beaconkv.make_policy("rkv", recent_scale=0.5)
+    assert beaconkv.make_policy("rkv", recent_scale=0.5, group_pool="max").recent_scale == 0.5

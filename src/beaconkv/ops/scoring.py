@@ -23,6 +23,7 @@ def attention_weights(
     params: AttentionParams,
     query_positions: Tensor,
     key_positions: Tensor,
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """W[h, q, j]: softmax over all entries j of q·k_j, causal, float32.
 
@@ -32,6 +33,8 @@ def attention_weights(
         params: scaling, softcap and sinks of the layer.
         query_positions: (R, n), logical positions; a query sees entries at or before its own.
         key_positions: (R, H_kv, N), logical positions.
+        query_scales: broadcasts to (R, H, n): the logits of a query, those of sinks included, are multiplied by its
+            scale, an inverse temperature of the softmax; None: 1.
 
     Returns:
         (R, H_kv, G, n, N) float32 with G = H / H_kv. A query that sees nothing has weight 0 everywhere.
@@ -40,8 +43,12 @@ def attention_weights(
         ValueError: H is not a multiple of H_kv.
     """
     visible = _visible(query_positions, key_positions)
-    logits = _logits(queries, keys, params).masked_fill(~visible, -torch.inf)
-    return _softmax(logits, visible, _sinks(params, keys.shape[1]))
+    logits, sinks = _logits(queries, keys, params), _sinks(params, keys.shape[1])
+    if query_scales is not None:
+        scales = query_scales.float().expand(queries.shape[:3]).unflatten(1, (keys.shape[1], -1)).unsqueeze(4)
+        logits = logits * scales  # (R, H_kv, G, n, N)
+        sinks = None if sinks is None else sinks * scales
+    return _softmax(logits.masked_fill(~visible, -torch.inf), visible, sinks)
 
 
 def group_attention_weights(
@@ -89,7 +96,7 @@ def _softmax(logits: Tensor, visible: Tensor, sinks: Tensor | None) -> Tensor:
     if sinks is None:
         total = logits.logsumexp(dim=-1, keepdim=True)
     else:
-        sinks = sinks.expand(*logits.shape[:1], -1, -1, logits.shape[3], 1)
+        sinks = sinks.expand(*logits.shape[:4], 1)
         total = torch.cat([logits, sinks], dim=-1).logsumexp(dim=-1, keepdim=True)
     return torch.where(visible, (logits - total).exp(), 0.0)
 
@@ -102,6 +109,7 @@ def observation_scores(
     key_positions: Tensor,
     query_pool: str = "max",
     group_pool: str = "max",
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """Score[j]: attention weight pooled over observation queries, then over the heads of the GQA group.
 
@@ -115,5 +123,5 @@ def observation_scores(
     Raises:
         ValueError: an unknown pool, or heads that do not form groups.
     """
-    weights = attention_weights(queries, keys, params, query_positions, key_positions)
+    weights = attention_weights(queries, keys, params, query_positions, key_positions, query_scales)
     return pool(pool(weights, 3, query_pool), 2, group_pool)

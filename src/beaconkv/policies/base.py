@@ -180,6 +180,12 @@ def require_int(owner: str, name: str, value: Any, least: int) -> None:
         raise ValueError(f"{owner}: {name} must be an integer >= {least}, got {value!r}")
 
 
+def require_positive(owner: str, name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless ``value`` is a finite number (no bool) above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{owner}: {name} must be a number above 0, got {value!r}")
+
+
 def require_choice(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of ``choices``."""
     if value not in choices:

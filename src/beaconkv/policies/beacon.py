@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import ops
-from .base import require_int
+from .base import require_int, require_positive
 from .observation import ObservationPolicy
 from .preset import Preset
 from .query_buffer import QueryBuffer
@@ -23,7 +23,10 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
 
     Attributes:
         n_beacon: representative past queries per query head, scored at the current position.
-        sample_chunk: prompt tokens per reduction of the query buffer during prefill.
+        sample_chunk: number of prompt tokens per reduction of the query buffer during prefill.
+        beacon_scale: factor of the logits of beacon queries before the softmax, an inverse temperature; the paper's
+            is 1. Beacons are outliers among queries, and their attention is peaked: below 1 they protect what
+            resembles the entries they attend to.
     """
 
     source = f"{PAPER}, sections 4.1-4.3, Algorithms 1 and 2"
@@ -51,11 +54,17 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
 
     n_beacon: int = 16
     sample_chunk: int = 512
+    beacon_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_positive(self.name, "beacon_scale", self.beacon_scale)
         require_int(self.name, "n_beacon", self.n_beacon, 0)
         require_int(self.name, "sample_chunk", self.sample_chunk, 1)
 
     def new_state(self, batch: int) -> QueryBuffer:
         return QueryBuffer(batch, self.n_recent, self.n_beacon, self.sample_chunk)
+
+    @property
+    def logit_scales(self) -> tuple[float, float]:
+        return self.beacon_scale, self.recent_scale

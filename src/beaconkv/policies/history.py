@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import ops
 from ..types import CacheView, Rope, Rows, device_index, persistent_rows, persistent_zeros
-from .base import LayerState, concat_heads, heads_of_layer, require_int
+from .base import LayerState, concat_heads, heads_of_layer, require_int, require_positive
 from .observation import ObservationPolicy
 from .query_buffer import QueryBuffer
 from .retention import EverySlot
@@ -178,18 +178,28 @@ class History(LayerState):
 
 @dataclass(frozen=True)
 class HistoryPolicy(ObservationPolicy):
-    """The last ``n_recent`` queries, and ``n_beacon`` that stand for the history, turned to now.
+    """The last ``n_recent`` queries, and ``n_beacon`` that represent the history, rotated to now.
 
     Scored and pooled as BeaconKV does.
+
+    Attributes:
+        n_beacon: number of queries per query head that represent the history.
+        beacon_scale: as for BeaconKV.
     """
 
     per_head = True
 
     n_beacon: int = 16
+    beacon_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_positive(self.name, "beacon_scale", self.beacon_scale)
         require_int(self.name, "n_beacon", self.n_beacon, 1)
+
+    @property
+    def logit_scales(self) -> tuple[float, float]:
+        return self.beacon_scale, self.recent_scale
 
     @abstractmethod
     def new_state(self, batch: int) -> History: ...

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import ops
 from ..types import FREE, CacheView
-from .base import EvictionPolicy, require_choice, require_int
+from .base import EvictionPolicy, require_choice, require_int, require_positive
 from .query_buffer import QueryBuffer
 
 HEAD_POOLS = ("group", "all")
@@ -20,11 +20,11 @@ HEAD_POOLS = ("group", "all")
 class ObservationPolicy(EvictionPolicy):
     """Attention of observation queries, pooled over queries, then over heads, then along the text.
 
-    The queries are the last ``n_recent``, at their own positions; a subclass may join others, which are
-    kept before RoPE and turned to the current position.
+    The queries are the last ``n_recent``, at their own positions; a subclass may join others, the beacons, which are
+    kept before RoPE and rotated to the current position.
 
     Attributes:
-        n_recent: last queries per query head.
+        n_recent: number of last queries per query head.
         query_pool: "max" or "mean" over the observation queries.
         group_pool: "max" or "mean" over the query heads of a GQA group (R-KV also has "logits").
         head_pool: "group": each KV head scores for itself. "all": the scores of all KV heads of the layer
@@ -36,6 +36,8 @@ class ObservationPolicy(EvictionPolicy):
         redundancy_weight: w > 0 scores (1 - w) * importance - w * redundancy, where redundancy is
             :func:`~beaconkv.ops.key_redundancy`, and importance, all of the above, is divided by its sum
             over the head's entries: both sum to 1. (R-KV itself does not divide.)
+        recent_scale: factor of the logits of recent queries before the softmax, an inverse temperature. 1 is the
+            model's own attention; below 1 the weights of a query are spread over more entries.
     """
 
     per_head: ClassVar[bool] = True
@@ -51,6 +53,7 @@ class ObservationPolicy(EvictionPolicy):
     position_pool: str = "none"
     position_kernel: int = 7
     redundancy_weight: float = 0.0
+    recent_scale: float = 1.0
 
     def __post_init__(self) -> None:
         require_int(self.name, "n_recent", self.n_recent, 1)
@@ -61,6 +64,9 @@ class ObservationPolicy(EvictionPolicy):
         require_int(self.name, "position_kernel", self.position_kernel, 1)
         if self.position_kernel % 2 == 0:
             raise ValueError(f"{self.name}: position_kernel must be odd, got {self.position_kernel}")
+        require_positive(self.name, "recent_scale", self.recent_scale)
+        if self.recent_scale != 1 and self.group_pool == "logits":
+            raise ValueError(f"{self.name}: recent_scale={self.recent_scale} is unsupported with group_pool='logits'")
         for setting in ("past_only", "value_norm"):
             if not isinstance(getattr(self, setting), bool):
                 raise ValueError(f"{self.name}: {setting} must be true or false, got {getattr(self, setting)!r}")
@@ -108,4 +114,14 @@ class ObservationPolicy(EvictionPolicy):
         if self.group_pool == "logits":
             weights = ops.group_attention_weights(queries, view.keys, view.params, at, held)
             return ops.pool(weights, 2, self.query_pool)
-        return ops.observation_scores(queries, view.keys, view.params, at, held, self.query_pool, self.group_pool)
+        pools, scales = (self.query_pool, self.group_pool), None
+        beacon_scale, recent_scale = self.logit_scales
+        if (beacon_scale, recent_scale) != (1, 1):
+            scales = torch.full((queries.shape[2],), recent_scale, dtype=torch.float32, device=queries.device)  # (n,)
+            scales[: beacons.shape[2]] = beacon_scale
+        return ops.observation_scores(queries, view.keys, view.params, at, held, *pools, scales)
+
+    @property
+    def logit_scales(self) -> tuple[float, float]:
+        """Factors of the logits of beacon queries and of recent queries."""
+        return 1.0, self.recent_scale

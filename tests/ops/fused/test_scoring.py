@@ -21,12 +21,13 @@ reference = observation_scores.implementations["reference"]
     group_pool=st.sampled_from(POOLS),
     softcap=st.sampled_from([None, 3.0]),
     sinks=st.booleans(),
+    scales=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     block=st.sampled_from([1, 500, 1 << 18]),
     seed=st.integers(0, 999),
 )
 def test_equals_the_reference(
-    rows, kv_heads, group, n, size, dim, query_pool, group_pool, softcap, sinks, dtype, block, seed
+    rows, kv_heads, group, n, size, dim, query_pool, group_pool, softcap, sinks, scales, dtype, block, seed
 ):
     """On views of a slab whose free slots hold NaN, with entries and queries that are not seen or see nothing."""
     g = torch.Generator().manual_seed(seed)
@@ -38,13 +39,14 @@ def test_equals_the_reference(
     at = torch.randint(-1, 95, (rows, n), generator=g)
     held[:, :, : size // 4] = FREE
     params = AttentionParams(0.3, softcap, torch.randn(kv_heads * group, generator=g) if sinks else None)
+    scale = torch.rand(*((rows, kv_heads * group, n) if seed % 2 else (n,)), generator=g) if scales else None
     untouched = queries.clone(), held.clone()
     before, fused.BLOCK["cpu"] = fused.BLOCK["cpu"], block
     try:
-        got = fused.observation_scores(queries, keys, params, at, held, query_pool, group_pool)
+        got = fused.observation_scores(queries, keys, params, at, held, query_pool, group_pool, scale)
     finally:
         fused.BLOCK["cpu"] = before
-    expected = reference(queries, keys, params, at, held, query_pool, group_pool)
+    expected = reference(queries, keys, params, at, held, query_pool, group_pool, scale)
     assert got.dtype == torch.float32
     assert got.shape == (rows, kv_heads, size)
     torch.testing.assert_close(got, expected, atol=1e-7, rtol=2e-5)

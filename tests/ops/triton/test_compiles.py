@@ -31,7 +31,7 @@ for module, types, kernels in {cases!r}:
 """
 ONES = dict(heads=1, group=1, n=1, size=1, dim=1, spans=1)
 """Triton compiles anew for arguments that are 1, with the number in their place."""
-SCORING = dict(SOFTCAP=True, QUERIES=16, ENTRIES=64, CHUNK=16, TENSOR_CORES=True)
+SCORING = dict(SOFTCAP=True, SCALES=True, QUERIES=16, ENTRIES=64, CHUNK=16, TENSOR_CORES=True)
 LAST = dict(SPANS=4, SINKS=True, QUERY_MAX=True, GROUP_MAX=False)
 CASES = [
     (
@@ -58,12 +58,15 @@ CASES = [
                 key_positions="*i32",
                 scaling="fp32",
                 softcap="fp32",
+                scales="*fp32",
             ),
             [
                 ("_span_totals", dict(SPAN=256, PARTS=parts, **SCORING)),
                 ("_span_totals", dict(SPAN=256, PARTS=parts, **SCORING, **ONES)),
+                ("_span_totals", dict(SPAN=256, PARTS=parts, **{**SCORING, "SCALES": False, "scales": None})),
                 ("_pooled_weights", dict(PARTS=parts, **SCORING, **LAST)),
                 ("_pooled_weights", dict(PARTS=parts, **SCORING, **{**LAST, "SINKS": False, "sinks": None}, **ONES)),
+                ("_pooled_weights", dict(PARTS=parts, **LAST, **{**SCORING, "SCALES": False, "scales": None})),
             ],
         )
         for queries, keys, parts in [("*fp32", "*bf16", 3), ("*fp32", "*fp16", 0)]

@@ -48,6 +48,7 @@ def sizes(draw):
     group_pool=st.sampled_from(POOLS),
     softcap=st.sampled_from([None, None, 2.0, 30]),
     sinks=st.sampled_from([None, torch.float32, torch.bfloat16]),
+    scales=st.sampled_from([None, "query", "head"]),
     dtypes=st.sampled_from(
         [
             (torch.float32, torch.float32),
@@ -60,7 +61,7 @@ def sizes(draw):
     seed=st.integers(0, 999),
 )
 def test_equals_the_reference(
-    device, monkeypatch, sizes, query_pool, group_pool, softcap, sinks, dtypes, integers, seed
+    device, monkeypatch, sizes, query_pool, group_pool, softcap, sinks, scales, dtypes, integers, seed
 ):
     rows, kv_heads, group, n, size, dim = sizes
     monkeypatch.setattr(import_module("beaconkv.ops.triton.scoring"), "ENTRIES", [16, 32][seed % 2])
@@ -76,7 +77,12 @@ def test_equals_the_reference(
     at[-1, 0] = -1  # a query that sees nothing
     sink = None if sinks is None else torch.randn(kv_heads * group, generator=g).to(device, sinks)
     params = AttentionParams(dim**-0.5, softcap, sink)
-    got = assert_same((queries, keys, params, at, held), query_pool=query_pool, group_pool=group_pool)
+    scale = None
+    if scales is not None:
+        shape = (n,) if scales == "query" else (rows, kv_heads * group, n)
+        scale = torch.rand(*shape, generator=g).to(device)
+    pools = dict(query_pool=query_pool, group_pool=group_pool, query_scales=scale)
+    got = assert_same((queries, keys, params, at, held), **pools)
     assert torch.equal(got[0, :, 0], torch.zeros_like(got[0, :, 0]))
 
 

@@ -21,6 +21,7 @@ def observation_scores(
     key_positions: Tensor,
     query_pool: str = "max",
     group_pool: str = "max",
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """As :func:`beaconkv.ops.scoring.observation_scores`, up to rounding."""
     rows, heads, n, dim = queries.shape
@@ -30,12 +31,18 @@ def observation_scores(
     group = heads // kv_heads
     grouped = (queries.float() * params.scaling).view(rows, kv_heads, group * n, dim)
     sinks = None if params.sinks is None else params.sinks.float().view(kv_heads, group, 1, 1)
+    scales = None
+    if query_scales is not None:
+        scales = query_scales.float().expand(rows, heads, n).unflatten(1, (kv_heads, group)).unsqueeze(4)
     size = max(1, BLOCK.get(queries.device.type, OTHERS) // max(1, rows * group * n * num_entries))
     parts = []
     for start in range(0, kv_heads, size):
         part = slice(start, start + size)
         own_sinks = None if sinks is None else sinks[part]
-        weights = _weights(grouped[:, part], keys[:, part], params, query_positions, key_positions[:, part], own_sinks)
+        own_scales = None if scales is None else scales[:, part]
+        weights = _weights(
+            grouped[:, part], keys[:, part], params, query_positions, key_positions[:, part], own_sinks, own_scales
+        )
         if query_pool == group_pool == "max":
             parts.append(weights.amax(dim=(2, 3)))
         else:
@@ -44,18 +51,30 @@ def observation_scores(
 
 
 def _weights(
-    queries: Tensor, keys: Tensor, params: AttentionParams, at: Tensor, held: Tensor, sinks: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    params: AttentionParams,
+    at: Tensor,
+    held: Tensor,
+    sinks: Tensor | None,
+    scales: Tensor | None,
 ) -> Tensor:
-    """queries (R, h, G * n, D) float32, scaled; keys (R, h, N, D); sinks (h, G, 1, 1) -> (R, h, G, n, N)."""
+    """queries (R, h, G * n, D) float32, scaled; keys (R, h, N, D); sinks (h, G, 1, 1); scales (R, h, G, n, 1).
+
+    Returns:
+        (R, h, G, n, N) float32.
+    """
     logits = (queries @ keys.float().transpose(-1, -2)).unflatten(2, (-1, at.shape[1]))
     if params.softcap is not None:
         logits = logits.div_(params.softcap).tanh_().mul_(params.softcap)
+    if scales is not None:
+        logits.mul_(scales)
     hidden = held[:, :, None, None, :] > at[:, None, None, :, None]
     logits.masked_fill_(hidden, torch.finfo(logits.dtype).min)
     if sinks is None:
         weights = logits.softmax(dim=-1)
     else:
-        column = sinks.expand(logits.shape[0], -1, -1, logits.shape[3], 1)
+        column = (sinks if scales is None else sinks * scales).expand(*logits.shape[:4], 1)
         weights = torch.cat([logits, column], dim=-1).softmax(dim=-1)[..., :-1]
     # The softmax of a query that sees nothing is spread evenly; its weights are zero by definition.
     sees = (held.amin(dim=-1, keepdim=True) <= at.unsqueeze(1))[:, :, None, :, None]  # (R, h, 1, n, 1)

@@ -37,11 +37,12 @@ def observation_scores(
     key_positions: Tensor,
     query_pool: str = "max",
     group_pool: str = "max",
+    query_scales: Tensor | None = None,
 ) -> Tensor:
     """See :func:`beaconkv.ops.observation_scores`. All tensors may be strided."""
     if not _ordinary(queries, keys, params, query_positions, key_positions, query_pool, group_pool):
         return reference.observation_scores(
-            queries, keys, params, query_positions, key_positions, query_pool, group_pool
+            queries, keys, params, query_positions, key_positions, query_pool, group_pool, query_scales
         )
     rows, heads, n, dim = queries.shape
     kv_heads, size = keys.shape[1:3]
@@ -49,6 +50,7 @@ def observation_scores(
     parts = torch.empty(rows, heads, n, spans, dtype=torch.float32, device=keys.device)
     scores = torch.empty(rows, kv_heads, size, dtype=torch.float32, device=keys.device)
     bfloat16 = keys.dtype == torch.bfloat16
+    scales = None if query_scales is None else query_scales.expand(rows, heads, n)
     shared = (
         queries,
         keys,
@@ -65,9 +67,12 @@ def observation_scores(
         dim,
         float(params.scaling),
         float(params.softcap or 0.0),
+        scales,
+        *((0, 0, 0) if scales is None else scales.stride()),
     )
     settings = dict(
         SOFTCAP=params.softcap is not None,
+        SCALES=scales is not None,
         PARTS=0 if not bfloat16 else 1 if queries.dtype == torch.bfloat16 else 3,
         QUERIES=min(MAX_QUERIES, max(16, triton.next_power_of_2(n))),
         ENTRIES=ENTRIES,
@@ -171,8 +176,8 @@ def _span_totals(
     parts, queries, keys, query_positions, key_positions,
     stride_qr, stride_qh, stride_qn, stride_qd, stride_kr, stride_kh, stride_kn, stride_kd,
     stride_qpr, stride_qpn, stride_kpr, stride_kph, stride_kpn,
-    heads, group, n, size, dim, scaling, softcap, spans,
-    SPAN: tl.constexpr, SOFTCAP: tl.constexpr, PARTS: tl.constexpr,
+    heads, group, n, size, dim, scaling, softcap, scales, stride_sr, stride_sh, stride_sn, spans,
+    SPAN: tl.constexpr, SOFTCAP: tl.constexpr, SCALES: tl.constexpr, PARTS: tl.constexpr,
     QUERIES: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr, TENSOR_CORES: tl.constexpr,
 ):  # fmt: skip
     """parts (R, H, n, spans): log-sum-exp of a query's visible logits in a span, -inf where it sees none."""
@@ -184,6 +189,9 @@ def _span_totals(
     i64 = i.to(tl.int64)
     query_rows = queries + row * stride_qr + head * stride_qh + i64[:, None] * stride_qn
     at = tl.load(query_positions + row * stride_qpr + i64 * stride_qpn, mask=query_exists, other=0)
+    if SCALES:
+        scale = tl.load(scales + row * stride_sr + head * stride_sh + i64 * stride_sn, mask=query_exists, other=0.0)
+        scale = scale.to(tl.float32)
     keys += row * stride_kr + (head // group) * stride_kh
     key_positions += row * stride_kpr + (head // group) * stride_kph
 
@@ -199,6 +207,8 @@ def _span_totals(
             query_rows, keys + j64[None, :] * stride_kn, query_exists, entry_exists, stride_qd, stride_kd,
             dim, scaling, softcap, SOFTCAP, PARTS, CHUNK, TENSOR_CORES,
         )  # fmt: skip
+        if SCALES:
+            logits *= scale[:, None]
         logits = tl.where(visible, logits, -float("inf"))  # what is not visible may be NaN
         above = tl.maximum(largest, tl.max(logits, axis=1))
         base = tl.where(above == -float("inf"), 0.0, above)  # nothing seen so far: no -inf - (-inf)
@@ -213,9 +223,9 @@ def _pooled_weights(
     parts, scores, sinks, queries, keys, query_positions, key_positions,
     stride_qr, stride_qh, stride_qn, stride_qd, stride_kr, stride_kh, stride_kn, stride_kd,
     stride_qpr, stride_qpn, stride_kpr, stride_kph, stride_kpn,
-    heads, group, n, size, dim, scaling, softcap, spans,
+    heads, group, n, size, dim, scaling, softcap, scales, stride_sr, stride_sh, stride_sn, spans,
     SPANS: tl.constexpr, SINKS: tl.constexpr, QUERY_MAX: tl.constexpr, GROUP_MAX: tl.constexpr,
-    SOFTCAP: tl.constexpr, PARTS: tl.constexpr,
+    SOFTCAP: tl.constexpr, SCALES: tl.constexpr, PARTS: tl.constexpr,
     QUERIES: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr, TENSOR_CORES: tl.constexpr,
 ):  # fmt: skip
     """scores (R, H_kv, N)."""
@@ -249,8 +259,14 @@ def _pooled_weights(
                 other=-float("inf"),
             )
             largest = tl.max(span_total, axis=1)
+            if SCALES:
+                scale = tl.load(
+                    scales + row * stride_sr + head * stride_sh + i64 * stride_sn, mask=query_exists, other=0.0
+                ).to(tl.float32)
             if SINKS:
                 sink = tl.load(sinks + head).to(tl.float32)
+                if SCALES:
+                    sink = sink * scale
                 largest = tl.maximum(largest, sink)
             total = tl.sum(tl.exp(span_total - largest[:, None]), axis=1)
             if SINKS:
@@ -262,6 +278,8 @@ def _pooled_weights(
                 query_exists, entry_exists, stride_qd, stride_kd, dim, scaling, softcap,
                 SOFTCAP, PARTS, CHUNK, TENSOR_CORES,
             )  # fmt: skip
+            if SCALES:
+                logits *= scale[:, None]
             visible = (held[None, :] <= at[:, None]) & entry_exists[None, :] & query_exists[:, None]
             weights = tl.where(visible, tl.exp(logits - total[:, None]), 0.0)
             over_queries = tl.maximum(over_queries, tl.max(weights, axis=0))
