@@ -5,7 +5,8 @@ Run:
     python examples/batch_of_problems.py
 
 The script needs no network and takes about ten seconds. Rows of a padded batch have their own lengths, and
-each row is evicted as it would be alone. ``beaconkv eval`` does the same for whole data sets: it resumes, and it gives intervals.
+each row is evicted as it would be alone. ``beaconkv eval`` does the same for whole data sets: it resumes, and it
+gives intervals.
 """
 
 import torch

@@ -5,7 +5,8 @@ Run:
     python examples/trace_and_page.py [folder]
 
 The script needs the extra "insight", no network, and some seconds. It writes ``chain.trace`` and ``page.html`` to
-the folder (default: results/example). The commands ``beaconkv trace record``, ``replay`` and ``report`` do the same for any model.
+the folder (default: results/example). The commands ``beaconkv trace record``, ``replay`` and ``report`` do the same
+for any model.
 """
 
 import sys

@@ -35,7 +35,7 @@ __all__ = [
     "policies",
 ]
 
-# torch takes seconds to import and transformers longer: a name is imported when it is first asked for.
+# torch takes seconds to import and transformers longer: a name is imported when it is first used.
 _HOME = {
     "BoundedCache": ".integrations.transformers",
     "CompiledDecoder": ".integrations.transformers",
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """``beaconkv.policies`` is a function, and there is a subpackage of that name.
 
-    Whoever first imports the subpackage would put it in the function's place; a property is not replaced.
+    The first import of the subpackage would replace the function; a property is not replaced.
     """
 
     @property

@@ -84,7 +84,7 @@ class Plan:
         bounded_row: such a row at the budget: slabs, positions and the policy's state.
         state_row: the part of bounded_row that is not keys and values, after ``length`` tokens.
         state_per_token: bytes by which state_row grows with each further token, on average; 0 for most policies.
-        batch_full, batch_bounded: rows that fit beside the weights.
+        batch_full, batch_bounded: number of rows that fit together with the weights.
         break_even_length: tokens from which a bounded row is smaller than a full one. None: never, since the
             policy's state grows as fast as the full cache.
     """
@@ -123,13 +123,13 @@ def plan_memory(
     """Compare the full cache with a budget.
 
     Args:
-        shape: of the model.
+        shape: shape of the model.
         policy: whose state is counted.
         budget: B_max, in entries.
         length: tokens of a row, prompt included.
         memory_gib: memory of the device in GiB.
         utilization: share of it that weights and caches may take; the rest is for activations.
-        dtype: of weights and cache.
+        dtype: dtype of weights and cache.
 
     Raises:
         ValueError: numbers out of range, or a policy that never evicts.
@@ -196,14 +196,14 @@ def _next_growth(length: int, state: Callable[[int], int]) -> int | None:
 def _state_bytes(
     shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, length: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one row of all layers beside keys and values: positions, lengths and the policy's state, measured.
+    """Bytes of one row of all layers other than keys and values: positions, lengths and the policy's state, measured.
 
     Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
     """
     layers = shape.full_layers
     together = layers > 1 and policy.per_head and can_stack(policy)
-    beside = layers if together else 1
-    heads, kv_heads = beside * shape.num_heads, beside * shape.kv_heads
+    stacked = layers if together else 1
+    heads, kv_heads = stacked * shape.num_heads, stacked * shape.kv_heads
     own = state_bytes(policy, schedule.budget, length, heads, kv_heads, shape.head_dim, dtype) + row_bytes()
     own += heads * shape.head_dim * dtype.itemsize if together else 0
-    return own * layers // beside + 4 * layers * shape.kv_heads * schedule.budget
+    return own * layers // stacked + 4 * layers * shape.kv_heads * schedule.budget

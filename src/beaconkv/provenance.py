@@ -40,7 +40,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def placed_as(loaded: Any) -> dict[str, str]:
-    """Where a model is and in which numbers, whatever was asked for.
+    """Device and dtype of a model, as loaded.
 
     Args:
         loaded: anything with a ``model``.

@@ -12,15 +12,15 @@ class EvictionSchedule:
     """Budgets of one layer and KV head, in entries.
 
     Attributes:
-        budget: B_max. An eviction happens when so many entries are held. None: never.
+        budget: B_max. number of entries at which an eviction happens. None: never.
         budget_min: B_min, entries left after an eviction. Default: 7/8 of the budget, as in the paper.
         scope: "total": B_max bounds everything, prompt included, and a longer prompt is itself evicted
             at the end of its prefill. "output": the prompt is the protected prefix and does not count;
             B_max bounds the entries after it.
         prefix: first entries never evicted: a number, or "prompt". With scope "output" it is the prompt.
         protect: last entries never evicted: a number, or "half" of budget_min, which it then becomes.
-        prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
-            a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
+        prefill_chunk: number of tokens of the chunks into which longer inputs are split and between which entries are
+            evicted, so that a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
         growth: entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
             counted from 0, comes at B_max + k * growth and leaves B_min + k * growth.
         early: entries by which the first eviction comes early, where a decode step brings it. Layers that differ in
@@ -87,13 +87,13 @@ class EvictionSchedule:
         return 0 if self.prefix == "prompt" or self.scope == "output" else self.prefix
 
     def prefix_for(self, prompt: int) -> int:
-        """Protected first entries of a row whose prompt has so many tokens."""
+        """Number of protected first entries of a row with a prompt of this length."""
         if self.scope == "output":
             return prompt
         return prompt if self.prefix == "prompt" else self.prefix
 
     def full_at(self, prompt: int, evictions: int = 0) -> int | None:
-        """Entries at which a row with such a prompt is evicted, after so many evictions; None: never."""
+        """Number of entries at which a row is evicted for the next time; None: never."""
         if self.budget is None:
             return None
         return self.budget + evictions * self.growth + (prompt if self.scope == "output" else 0)
@@ -117,7 +117,7 @@ class EvictionSchedule:
         return self.kept_for(prompt, evictions) + later
 
     def kept_for(self, prompt: int, evictions: int = 0) -> int:
-        """Entries left after the next eviction of a row with such a prompt, which had so many before.
+        """Number of entries left after the next eviction of a row with a prompt of this length.
 
         Raises:
             ValueError: the prompt is the protected prefix and leaves no room within the budget.

@@ -1,4 +1,4 @@
-"""What the floors of the library hand to each other. Only torch is known here.
+"""Data types shared by all layers of the library. Needs torch only.
 
 Symbols: R rows of the batch under consideration, H query heads, H_kv KV heads, D head dimension,
 N entries in the view, n queries.
@@ -58,7 +58,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """How the layer turns q·k into a logit.
+    """How the layer computes a logit from q·k.
 
     Attributes:
         scaling: factor on q·k (1/sqrt(D) unless the model has its own).
@@ -85,7 +85,7 @@ class CacheView:
         rope: the model's rope at ``now``, one step.
         params: how the layer computes its logits.
         rows: which rows of the batch these are.
-        layers: of how many layers the heads stand side by side: H and H_kv count those of all of them.
+        layers: number of layers whose heads are stacked: H and H_kv count those of all of them.
     """
 
     keys: Tensor
@@ -170,7 +170,7 @@ def persistent_copy(tensor: Tensor) -> Tensor:
 
 
 def persistent_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    """A lasting copy of rows of the first dimension. index: (B_new,) int64."""
+    """A persistent copy of rows of the first dimension. index: (B_new,) int64."""
     return persistent_zeros(tensor, index.shape[0], *tensor.shape[1:]).copy_(tensor.index_select(0, index))
 
 

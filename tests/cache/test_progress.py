@@ -1,4 +1,4 @@
-"""Counting alone tells what a layer does, and does not depend on how tokens are dealt out."""
+"""A row's counter equals counting from the definition, what a layer does, and does not depend on portions of tokens."""
 
 from dataclasses import dataclass
 
@@ -45,6 +45,55 @@ def feed(layer, tokens):
     still = Rope(torch.ones(1, tokens, 2), torch.zeros(1, tokens, 2), ops.apply_half)
     layer.append(keys, keys)
     layer.observe(torch.randn(1, 1, tokens, 2), still, AttentionParams(1.0))
+
+
+def counted(schedule, prompt, chunk, steps):
+    """Entries held after each chunk of the prompt and each decode step, from the definition of a schedule alone."""
+    budget, budget_min, held, evictions, stored = schedule.budget, schedule.budget_min, [], 0, 0
+    if schedule.scope == "output":
+        budget, budget_min = budget + prompt, budget_min + prompt
+    for start in range(0, prompt, chunk):
+        size = min(chunk, prompt - start)
+        stored += size
+        grown = evictions * schedule.growth
+        early = schedule.early if evictions == 0 else 0
+        if size == 1:  # a step like any other
+            over = stored - (budget + grown - early)
+            left = budget_min + grown + over
+        else:  # evicted once in full, so that the next eviction of a step comes early
+            over = stored - (budget + grown)
+            left = budget - schedule.early + grown if schedule.early else budget_min + grown
+        if over >= 0:
+            stored, evictions = left, evictions + 1
+        held.append(stored)
+    for _ in range(steps):
+        stored += 1
+        grown = evictions * schedule.growth
+        over = stored - (budget + grown - (schedule.early if evictions == 0 else 0))
+        if over >= 0:
+            stored, evictions = budget_min + grown + over, evictions + 1
+        held.append(stored)
+    return held
+
+
+@settings(max_examples=300)
+@given(schedules(), st.integers(1, 60), st.just(1) | st.integers(1, 12), st.integers(0, 60))
+def test_equals_counting_from_the_definition(schedule, prompt, chunk, steps):
+    progress, held = Progress(schedule, prompt, chunk), []
+    for tokens in [min(chunk, prompt - start) for start in range(0, prompt, chunk)] + [1] * steps:
+        progress.advance(tokens)
+        held.append(progress.settled)
+    assert held == counted(schedule, prompt, chunk, steps)
+
+
+@given(schedules(), st.integers(1, 12), st.integers(1, 30))
+def test_no_more_slots_than_a_row_can_need(schedule, chunk, tokens):
+    """The bound is that of a row one entry below the budget, a chunk almost complete, and ``tokens`` more."""
+    bound = most_slots(schedule, chunk, tokens)
+    if schedule.growth or schedule.scope == "output":
+        assert bound is None
+    else:
+        assert bound == (schedule.budget - 1) + (chunk - 1) + tokens
 
 
 @settings(max_examples=200)

@@ -67,7 +67,7 @@ def test_false_verdicts_are_rare():
     for trial in range(300):
         skill = rng.beta(0.5, 0.5, (30, 1))
         a, b = (scores(rng.random((30, 2)) < skill) for _ in range(2))
-        told += paired_difference(a, b, resamples=500, seed=trial).verdict != "cannot be told"
+        told += paired_difference(a, b, resamples=500, seed=trial).verdict != "undecided"
     assert told / 300 < 0.09
 
 
@@ -92,11 +92,11 @@ def test_nothing_right_of_thirty():
 def test_equal_outputs_cannot_be_told_apart():
     same = scores(simulated(np.random.default_rng(0), 30, 2))
     difference = paired_difference(same, same)
-    assert (difference.mean, difference.verdict, difference.method) == (0.0, "cannot be told", "exact")
+    assert (difference.mean, difference.verdict, difference.method) == (0.0, "undecided", "exact")
     assert -0.12 < difference.low < 0 < difference.high < 0.12
 
 
-@pytest.mark.parametrize(("problems", "verdict"), [(5, "cannot be told"), (6, "better")])
+@pytest.mark.parametrize(("problems", "verdict"), [(5, "undecided"), (6, "better")])
 def test_few_problems_tell_nothing(problems, verdict):
     """Not even a unanimous vote; the bootstrap alone would be sure of itself with two."""
     right, wrong = np.ones((problems, 1)), np.zeros((problems, 1))

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 
 from beaconkv import make_policy, ops
+from beaconkv.policies import history
 from beaconkv.policies.history import History
 from beaconkv.policies.retention import EverySlot, FirstSlots, Reservoir
 from beaconkv.types import Rope, Rows
@@ -22,7 +23,8 @@ def feed(state, queries, rows=None):
     state.observe(queries, no_rope(queries.shape[2]), [FAR] * len(rows), rows, None)
 
 
-def test_history_is_what_came_before_the_recent_queries_whatever_the_chunks():
+def test_history_is_what_came_before_the_recent_queries_whatever_the_chunks(monkeypatch):
+    monkeypatch.setattr(history, "GROWTH", 16)  # so that the memory grows several times
     stream = torch.randn(2, 3, 61, 4)
     for chunks in ([61], [1] * 61, [20, 1, 1, 1, 30, 1, 7], [3, 1, 1, 56]):
         state = History(2, n_recent=5, n_beacon=4, rule=EverySlot(), represent=lambda past, count, num: past)

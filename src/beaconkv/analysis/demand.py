@@ -3,7 +3,7 @@
 The table is made once for a schedule. What any policy with that schedule loses is then a sum over the entries it
 dropped, and the oracle reads it ahead of time.
 
-    stretch   0            1            2
+    cycle   0            1            2
               |.... s_1 ....|.... s_2 ..|....       s_k: the token after which the k-th eviction comes
 """
 
@@ -24,11 +24,11 @@ class Demand:
 
     Attributes:
         steps: positions after which evictions come.
-        queries: (E + 1,) int64, queries in each stretch. Stretch 0 has those up to the first eviction.
-        mass: (H, E + 1, T) float32, attention that the queries of a stretch pay to an entry, summed.
-        wanted: (H_kv, E + 1, T) int32, how many queries of a stretch, of all heads of the group, have the entry among
+        queries: (E + 1,) int64, queries in each cycle. Cycle 0 has those up to the first eviction.
+        mass: (H, E + 1, T) float32, attention that the queries of a cycle pay to an entry, summed.
+        wanted: (H_kv, E + 1, T) int32, how many queries of a cycle, of all heads of the group, have the entry among
             the ``top_keys`` they attend to most.
-        top_keys: of each query.
+        top_keys: number of strongest keys of each query.
     """
 
     steps: list[int]
@@ -55,20 +55,20 @@ def find_demand(trace: Trace, layer: int, steps: list[int], top_keys: int = 16) 
     """
     if top_keys < 1:
         raise ValueError(f"top_keys must be at least 1, got {top_keys}")
-    tokens, stretches = len(trace), len(steps) + 1
+    tokens, cycles = len(trace), len(steps) + 1
     kv_heads, group = len(trace.info.kv_heads), trace.info.group
-    mass = torch.zeros(kv_heads * group, stretches, tokens)
-    wanted = torch.zeros(kv_heads, stretches, tokens, dtype=torch.int32)
+    mass = torch.zeros(kv_heads * group, cycles, tokens)
+    wanted = torch.zeros(kv_heads, cycles, tokens, dtype=torch.int32)
     bounds = torch.tensor(steps, dtype=torch.int64)
-    counts = torch.bincount(torch.bucketize(torch.arange(tokens), bounds), minlength=stretches)
+    counts = torch.bincount(torch.bucketize(torch.arange(tokens), bounds), minlength=cycles)
     for start, weights in attention_blocks(trace, layer, cuts=tuple(step + 1 for step in steps)):
-        stretch = int(torch.bucketize(torch.tensor(start), bounds))
+        cycle = int(torch.bucketize(torch.tensor(start), bounds))
         num_queries, size = weights.shape[2:]
-        mass[:, stretch, :size] += weights.sum(2).flatten(0, 1)
+        mass[:, cycle, :size] += weights.sum(2).flatten(0, 1)
         share, places = weights.topk(min(top_keys, size), dim=-1, sorted=False)
         visible = places <= torch.arange(start, start + num_queries).view(-1, 1)
         flat = places.reshape(kv_heads, -1)
-        wanted[:, stretch].scatter_add_(1, flat, visible.reshape(kv_heads, -1).int())
+        wanted[:, cycle].scatter_add_(1, flat, visible.reshape(kv_heads, -1).int())
     return Demand(list(steps), counts, mass, wanted, top_keys)
 
 
@@ -77,9 +77,9 @@ class Loss:
     """What a policy's drops cost later queries, in one layer.
 
     Attributes:
-        lost: (H, E + 1) float32, share of a query's attention on entries that are gone, mean over a stretch.
+        lost: (H, E + 1) float32, share of a query's attention on entries that are gone, mean over a cycle.
         recall: (H_kv, E + 1) float32, share of the wanted entries that are still held.
-            Both are NaN for a stretch without queries: after an eviction at the last token.
+            Both are NaN for a cycle without queries: after an eviction at the last token.
         later_mass: (H_kv, T) float32, attention that later queries would have paid to a dropped entry, summed over
             queries and over the heads of the group; 0 for entries that stayed.
         later_wanted: (H_kv, T) int64, how many later queries wanted a dropped entry.
@@ -97,10 +97,10 @@ def find_loss(demand: Demand, event_of: Tensor) -> Loss:
     Args:
         event_of: (H_kv, T) int64, the number of the eviction that dropped an entry, from 1; 0 if none did.
     """
-    heads, stretches, _ = demand.mass.shape
+    heads, cycles, _ = demand.mass.shape
     kv_heads = demand.wanted.shape[0]
-    stretch = torch.arange(stretches).view(1, -1, 1)
-    gone = (event_of.unsqueeze(1) > 0) & (event_of.unsqueeze(1) <= stretch)  # (H_kv, E + 1, T)
+    cycle = torch.arange(cycles).view(1, -1, 1)
+    gone = (event_of.unsqueeze(1) > 0) & (event_of.unsqueeze(1) <= cycle)  # (H_kv, E + 1, T)
     per_head = gone.repeat_interleave(heads // kv_heads, dim=0)
     lost = (demand.mass * per_head).sum(-1) / demand.queries
     missed = (demand.wanted * gone).sum(-1).double()

@@ -32,7 +32,7 @@ class Diagnosis:
         """Plain JSON."""
         tested = [c for c in self.clusters.values() if c is not None]
         significant = [c for c in tested if c.p_value <= 0.05]
-        beside = [c for c in tested if not math.isnan(c.local)]
+        judged = [c for c in tested if not math.isnan(c.local)]
         return {
             "top_keys": self.revisiting.top_keys,
             "distance": self.revisiting.distance,
@@ -42,8 +42,8 @@ class Diagnosis:
             "heads_clustered": len(significant),
             "silhouette": _mean(c.silhouette for c in tested),
             "silhouette_shuffled": _mean(c.shuffled for c in tested),
-            "silhouette_global_beside_local": _mean(c.beside_local for c in beside),
-            "silhouette_local": _mean(c.local for c in beside),
+            "silhouette_global_beside_local": _mean(c.beside_local for c in judged),
+            "silhouette_local": _mean(c.local for c in judged),
             "frequency": [[round(x, 4) for x in row] for row in self.frequency.tolist()],
             "clusters": [
                 {"layer": layer, "head": head, **_plain(asdict(c))}
@@ -69,11 +69,11 @@ def diagnose(
 
     Args:
         layers: None: all recorded ones.
-        top_keys, distance: of :func:`find_revisits`.
+        top_keys, distance: number of strongest keys and distance of :func:`find_revisits`.
         start, stop: tokens that are counted; by default what follows the prompt.
         targets: keys of each query that are kept for pictures.
-        seed: of :func:`cluster_check`.
-        advance: told after each layer.
+        seed: random seed of :func:`cluster_check`.
+        advance: called after each layer.
 
     Raises:
         ValueError: as :func:`find_revisits`; an empty range.

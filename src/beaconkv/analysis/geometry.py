@@ -127,9 +127,9 @@ def cluster_check(
         queries: (T, D) before RoPE.
         is_global: (T,) bool.
         clusters: numbers of groups that are tried.
-        shuffles: of the queries; 19 allow for a p-value of 0.05 at best.
+        shuffles: shuffles of the queries; 19 allow for a p-value of 0.05 at best.
         most: queries looked at; more are thinned at random.
-        seed: of all random choices.
+        seed: random seed of all random choices.
 
     Returns:
         None where there are fewer than four global queries for each group of the largest number.
@@ -144,10 +144,10 @@ def cluster_check(
     order = torch.rand(shuffles, *real.shape, generator=draw).argsort(dim=1)
     shuffled = real.expand(shuffles, -1, -1).gather(1, order)
     values, numbers = best_silhouettes(torch.cat([real.unsqueeze(0), shuffled]), clusters)
-    local = beside = float("nan")
+    local = other = float("nan")
     if (both := min(len(far), len(near))) >= least:
         pair = torch.stack([queries[near[:both]], queries[far[:both]]]).float()
-        local, beside = best_silhouettes(pair, clusters)[0].tolist()
+        local, other = best_silhouettes(pair, clusters)[0].tolist()
     chance = values[1:]
     return Clustering(
         count=len(far),
@@ -156,6 +156,6 @@ def cluster_check(
         shuffled=chance.mean().item(),
         highest_shuffled=chance.max().item(),
         local=local,
-        beside_local=beside,
+        beside_local=other,
         p_value=(1 + int((chance >= values[0]).sum())) / (1 + shuffles),
     )

@@ -1,4 +1,4 @@
-"""Policies side by side over one trace: what each lost, next to an oracle and a bound."""
+"""Policies compared over one trace: what each lost, next to an oracle and a bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Outcome:
 
     Attributes:
         replay: what it dropped, and when.
-        queries: (E + 1,) int64, queries in each stretch between evictions.
+        queries: (E + 1,) int64, queries in each cycle between evictions.
         lost, oracle: (L, H, E + 1) float32, share of attention lost, by the policy and by the oracle.
         bound: (L, H_kv, E + 1) float32, share that is lost whatever is kept.
         recall: (L, H_kv, E + 1) float32, share of each query's ``top_keys`` keys that is still held.
@@ -43,7 +43,7 @@ class Outcome:
         """Mean over layers, heads and all queries after the first eviction; NaN if there are none.
 
         Args:
-            values: (L, heads, E + 1), means over the queries of each stretch.
+            values: (L, heads, E + 1), means over the queries of each cycle.
         """
         weights = self.queries[1:].double()
         return ((values[..., 1:].double().nan_to_num() * weights).sum(-1) / weights.sum()).mean().item()
@@ -68,7 +68,7 @@ class Outcome:
         return {name: None if value != value else value for name, value in row.items()}
 
     def events(self) -> list[dict[str, Any]]:
-        """One row for each eviction: what went, what later queries wanted of it, and the stretch that followed."""
+        """One row for each eviction: what went, what later queries wanted of it, and the cycle that followed."""
         number = self.replay.event_of()
         bounds = [*self.replay.steps, self.replay.coverage.shape[-1] - 1]
         rows = []
@@ -107,7 +107,7 @@ def compare_policies(
         cells: specs and budgets.
         layers: None: all recorded ones.
         top_keys: keys of each query that count as wanted.
-        advance: told which further share of the work is done; 1 in all.
+        advance: called with the further share of the work that is done; 1 in all.
         overrides: as of :func:`replay`.
 
     Raises:

@@ -5,8 +5,8 @@ Dropped entries never return, so the best choice at one eviction depends on all 
 - :func:`oracle` is a policy that knows all future queries: at each eviction it keeps the entries to which all later
   queries together pay most attention (as Belady's rule keeps what is needed), under the same protected entries. It can
   be reached, but need not be the best.
-- :func:`least_loss` forgets that dropped entries never return, and that some are protected: in each stretch the best
-  entries for that stretch alone. No policy with this schedule loses less.
+- :func:`least_loss` forgets that dropped entries never return, and that some are protected: in each cycle the best
+  entries for that cycle alone. No policy with this schedule loses less.
 
 The true optimum lies between the two.
 """
@@ -25,7 +25,7 @@ def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
     """What a policy drops in one layer that keeps what later queries attend to most.
 
     Args:
-        demand: of the layer, with the steps of this schedule.
+        demand: demand of the layer, with the steps of this schedule.
         schedule: budgets and protected entries.
         prompt: tokens of the prompt.
 
@@ -33,7 +33,7 @@ def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
         (H_kv, T) int64: the number of the eviction that drops an entry, from 1; 0 if none does.
     """
     mass = demand.of_group()
-    future = mass.flip(1).cumsum(1).flip(1)  # (H_kv, E + 1, T): from this stretch on
+    future = mass.flip(1).cumsum(1).flip(1)  # (H_kv, E + 1, T): from this cycle on
     kv_heads, _, tokens = mass.shape
     event_of = torch.zeros(kv_heads, tokens, dtype=torch.int64)
     held = torch.zeros(kv_heads, 0, dtype=torch.int64)
@@ -55,13 +55,13 @@ def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
 
 
 def least_loss(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
-    """Attention that is lost in each stretch whatever is kept.
+    """Attention that is lost in each cycle whatever is kept.
 
     Args: as :func:`oracle`.
 
     Returns:
-        (H_kv, E + 1) float32, share of a query's attention, mean over the queries of a stretch and the heads of
-        the group; NaN for a stretch without queries.
+        (H_kv, E + 1) float32, share of a query's attention, mean over the queries of a cycle and the heads of
+        the group; NaN for a cycle without queries.
     """
     mass = demand.of_group()
     group = demand.mass.shape[0] // mass.shape[0]

@@ -67,7 +67,7 @@ def record(
         ids: all tokens, the prompt first.
         prompt_length: how many are the prompt.
         path: the file; it appears when it is complete.
-        name: of the model, for the record.
+        name: name of the model, for the record.
         layers: indices of full-attention layers; None: all of them.
         kv_heads: KV heads whose groups are recorded, the same in every layer; None: all.
         values: record values, too.
@@ -75,8 +75,8 @@ def record(
         chunk: tokens of one forward pass. What several tokens compute at once differs from single steps in the
             last bits; 1 reads as a model writes.
         provenance: command, versions, machine.
-        announce: told the size in bytes before anything is written.
-        advance: told how many tokens were read.
+        announce: called with the size in bytes before anything is written.
+        advance: called with the number of tokens that were read.
 
     Raises:
         ValueError: an empty text or prompt, layers or heads that do not exist, an unknown dtype.

@@ -98,7 +98,7 @@ def replay(
         budget: B_max.
         layers: None: all recorded ones.
         on_evict: called after each eviction; the event's ``layer`` is the index in the model, its rows are [0].
-        advance: told how many tokens of all layers were replayed, ``len(layers) * T`` in the end.
+        advance: called with the number of tokens of all layers that were replayed, ``len(layers) * T`` in the end.
         overrides: further arguments of :class:`beaconkv.EvictionSchedule`.
 
     Raises:
@@ -167,7 +167,7 @@ def _run(
     queries = torch.cat([trace.queries(layer) for layer in group])
     if trace.info.has_values:
         values = torch.cat([trace.values(layer) for layer in group])
-    else:  # whoever reads values notices
+    else:  # a policy that reads values fails
         values = torch.full((*keys.shape[:3], 1), torch.nan, dtype=keys.dtype)
     rope, params = trace.rope(group[0]), trace.params(group[0])
     observed: list[Tensor | None] = [None]  # unit vectors (R, H, m, D): observation queries of the last eviction

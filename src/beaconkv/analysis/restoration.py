@@ -48,9 +48,9 @@ def restore(
     Args:
         model: the one that the trace is of.
         trace: with all layers and heads.
-        replay: of the trace, with all its layers.
+        replay: replay of the trace, with all its layers.
         event: number of the eviction, from 1.
-        positions: of entries that are put back, one at a time.
+        positions: positions of entries that are put back, one at a time.
         window: tokens after the eviction, fewer at the end of the text.
 
     Raises:

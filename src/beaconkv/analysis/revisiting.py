@@ -58,7 +58,7 @@ def find_revisits(
         layers: None: all recorded ones.
         top_keys, distance: the paper's 150 keys and 200 tokens.
         targets: how many of the keys are returned.
-        advance: told after each layer.
+        advance: called after each layer.
 
     Raises:
         ValueError: a layer that was not recorded, a count below 1.
@@ -100,7 +100,7 @@ def mean_distance(weights: Tensor, start: int, top_keys: int) -> Tensor:
     at = torch.arange(start, start + num_queries)
     if num_keys <= top_keys:  # all keys that the query sees
         return (at / 2).expand(weights.shape[0], -1)
-    # Where fewer keys than that have any weight, zeros are picked beside them, also after the query: not counted.
+    # Where fewer keys than that have any weight, zeros are picked as well, also after the query: not counted.
     _, places = weights.topk(top_keys, dim=-1, sorted=False)
     distances = at.view(1, -1, 1) - places
     seen = distances >= 0

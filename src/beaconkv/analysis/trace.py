@@ -33,15 +33,15 @@ class TraceInfo:
         kv_heads: indices of the recorded KV heads, the same in every layer.
         group: query heads per KV head (GQA), all recorded.
         dim, value_dim, rope_dim: dimensions of a query and key, of a value, of cos and sin.
-        dtype: of queries, keys and values: float32, bfloat16 or float16.
+        dtype: dtype of queries, keys and values: float32, bfloat16 or float16.
         has_values: whether values were recorded.
         rotary: per layer, one of :data:`ROTATIONS`.
         rope_of: per layer, number of its cos and sin among those stored.
         scaling: per layer, factor on q·k.
         softcap: per layer, or None.
         has_sinks: whether the layers have learned sinks.
-        pieces: the text of each token.
-        config: of the model, as transformers writes it.
+        pieces: text of each token, the tokens' pieces.
+        config: config of the model, as transformers writes it.
         provenance: command, versions, machine.
     """
 
@@ -101,7 +101,7 @@ class Trace:
     cache saw; those before RoPE are :meth:`queries_before_rope`.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         TraceError: the file is none, is damaged, or of another version.

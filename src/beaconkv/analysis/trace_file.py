@@ -1,4 +1,4 @@
-"""The file a trace lives in: safetensors, written piece by piece and read through a memory map.
+"""The file of a trace: safetensors, written in chunks and read through a memory map.
 
 The format is a length, a JSON header with names, dtypes, shapes and offsets, then the bytes; nothing in it is ever
 executed. safetensors' own writer wants all tensors in memory at once, so the header is written here.
@@ -93,7 +93,7 @@ class TraceWriter:
 
 
 class TraceReader:
-    """A trace file, opened; tensors are read when they are asked for, and only the part that is.
+    """A trace file, opened; tensors are read when they are used, and only the part that is used.
 
     Raises:
         TraceError: no such format, another version, damage.

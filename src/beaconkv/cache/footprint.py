@@ -11,7 +11,7 @@ from .counts import RowCounts
 
 
 def can_stack(policy: EvictionPolicy) -> bool:
-    """Whether the policy can be shown the heads of several layers side by side."""
+    """Whether the policy can be shown the stacked heads of several layers."""
     state = policy.new_state(1)
     return type(state).stack([policy.new_state(1)]) is not None
 
@@ -28,7 +28,7 @@ def state_bytes(
     """Bytes of the policy state of one row, without its entries.
 
     A state's tensors have heads and head dimensions among their sides, or not: bytes are linear in both. So four
-    small states, of one and two heads (KV heads, where entries are observed) with two and four dimensions, tell those
+    small states, of one and two heads (KV heads, where entries are observed) with two and four dimensions, give those
     of a large one, however long the text.
 
     Args:
@@ -37,7 +37,7 @@ def state_bytes(
         length: tokens the row has seen.
         heads, kv_heads: H and H_kv, of all layers that share the state.
         head_dim: D.
-        dtype: of the queries.
+        dtype: dtype of the queries.
     """
 
     units, group = (kv_heads, heads // kv_heads) if policy.observes_entries else (heads, 1)

@@ -13,7 +13,7 @@ def check_integrity(slab: EntrySlab, schedule: EvictionSchedule) -> None:
 
     Args:
         slab: entries of some layers between two forward passes.
-        schedule: of these layers.
+        schedule: schedule of these layers.
     """
     counts, device = slab.counts, slab.positions.device
     assert counts.lengths_on_device.tolist() == slab.lengths, (counts.lengths_on_device.tolist(), slab.lengths)

@@ -63,7 +63,7 @@ class PendingChunk:
             slab: where the entries will be stored; the chunk is not counted there yet.
             rows: which rows.
             queries: (B, H, m, D) of all rows, after RoPE.
-            rope: of all rows, m steps.
+            rope: rope of all rows, m steps.
         """
         first = rows.numbers[0]
         count, stored, seen = self.counts[first], slab.counts.rows[first].stored, slab.counts.rows[first].seen
@@ -90,7 +90,7 @@ class PendingRows:
         keys, values: (R, H_kv, c, D), the new entries.
         positions: (R, H_kv, c) int32.
         queries: (R, H, c, D) after RoPE.
-        rope: of the c tokens.
+        rope: rope of the c tokens.
         stored: number of entries that each row held before.
         whole: keys and values, (R, H_kv, stored + c, D), where they are already behind each other; else None.
     """

@@ -47,7 +47,7 @@ class Progress:
     for a prompt in chunks of a fixed size; a chunk of one token is then a decode step.
 
     Args:
-        schedule: of the row.
+        schedule: schedule of the row.
         prompt: number of tokens that are not decode steps.
         chunk: number of prompt tokens in each chunk that :meth:`advance` takes.
 
@@ -173,7 +173,7 @@ def eviction_steps(schedule: EvictionSchedule, prompt: int, tokens: int) -> list
     """Positions of the tokens right after which a row is evicted whose prompt comes in one chunk.
 
     Args:
-        schedule: of the row.
+        schedule: schedule of the row.
         prompt: number of tokens of the prompt.
         tokens: number of all tokens.
 

@@ -89,7 +89,7 @@ class LayerStack:
         """Take in one new entry of every row in one layer: a decode step.
 
         Args:
-            number: of the layer, within the stack.
+            number: index of the layer, within the stack.
             keys, values: (B, H_kv, 1, D), keys after RoPE.
 
         Returns:
@@ -119,7 +119,7 @@ class LayerStack:
         sees all of them, and the rows that are full are evicted.
 
         Args:
-            number: of the layer, within the stack.
+            number: index of the layer, within the stack.
             queries: (B, H, 1, D) after RoPE.
             rope: the model's rope of this step.
             params: how the layer computes its logits.

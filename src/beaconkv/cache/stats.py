@@ -12,7 +12,7 @@ class CacheStats:
     Attributes:
         tokens_seen: tokens of the longest row, padding excluded.
         entries: entries held now in the fullest row and layer.
-        peak_entries: most entries one layer held in a row between forward passes and within one;
+        peak_entries: maximum number of entries one layer held in a row between forward passes and within one;
             during prefill that includes the prompt under way.
         evictions: number of evictions per layer of the row that was evicted most often (equal in all layers).
         entries_dropped: entries deleted, summed over rows, KV heads and layers.
@@ -20,7 +20,7 @@ class CacheStats:
         state_bytes: bytes of positions and of what the policy remembers, measured.
         formula_bytes: 2 · layers · rows · H_kv · B_max · D · itemsize, what kv_bytes should be; with scope
             "output" the longest prompt is added to B_max.
-        peak_kv_bytes: most bytes of keys and values, the prompt under way in one layer included.
+        peak_kv_bytes: largest number of bytes of keys and values, the prompt under way in one layer included.
     """
 
     tokens_seen: int

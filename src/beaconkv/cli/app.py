@@ -38,8 +38,8 @@ app.add_typer(trace, name="trace")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: bool = typer.Option(False, "--version", help="Show the version and leave."),
-    verbose: int = typer.Option(0, "--verbose", "-v", count=True, help="Show the library's log; twice: all of it."),
+    show: bool = typer.Option(False, "--version", help="Show the version and exit."),
+    verbose: int = typer.Option(0, "--verbose", "-v", count=True, help="Show the library's log; -vv shows all of it."),
 ) -> None:
     """Options of the program itself."""
     if show:

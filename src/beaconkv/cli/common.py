@@ -88,7 +88,7 @@ def bar(name: str, total: float, counts: bool = True) -> Iterator[Callable[[floa
     """A progress bar on a terminal; what is yielded moves it forward.
 
     Args:
-        counts: show how many of how many, beside the bar.
+        counts: show numbers next to the bar.
     """
     columns = [TextColumn(name), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()]
     if counts:

@@ -14,20 +14,21 @@ from rich.table import Table
 from ..units import human_bytes
 from .common import console, messages, name_column, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
+from .options import JSON
 from .outputs import require_file
 
 
 def compare(
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
-    budget: int = typer.Option(144, help="B_max, entries per layer and KV head, prompt included."),
-    tokens: int = typer.Option(320, help="Tokens each answer is made long."),
+    budget: int = typer.Option(144, help="B_max, number of entries per layer and KV head, prompt included."),
+    tokens: int = typer.Option(320, help="Number of tokens written for each problem."),
     policies: str = typer.Option(
         "beaconkv,streaming_llm", help="Methods, or method:preset, to compare with the full cache."
     ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    out: Path = typer.Option(Path("results/compare.json"), help="Where the result is written."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path = typer.Option(Path("results/compare.json"), help="File of the result."),
+    as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
     from ..evaluation.answers.word_problems import WORD_PROBLEMS, compare_on_problems

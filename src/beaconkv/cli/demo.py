@@ -10,6 +10,7 @@ import typer
 from .common import bar, console, parse_budgets, print_json, split
 from .evaluate import run_evaluation, show_quality
 from .models import DEVICE, DTYPE, load_model, placement
+from .options import BUDGETS, JSON, POLICIES
 from .outputs import require_folder, require_package
 
 if TYPE_CHECKING:
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
 
 def demo(
     task: str = typer.Option("plan@0.5", help="Reasoning tasks, see `beaconkv eval`."),
-    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help="Methods, with commas."),
-    budgets: str = typer.Option("192,384", help="B_max in entries, with commas."),
-    samples: int = typer.Option(32, help="Problems of each task."),
+    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help=POLICIES),
+    budgets: str = typer.Option("192,384", help=BUDGETS),
+    samples: int = typer.Option(32, help="Number of problems of each task."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; made anew."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; emptied first."),
+    as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
     """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
     from ..evaluation import load_tasks

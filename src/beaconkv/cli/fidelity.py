@@ -12,30 +12,39 @@ from rich.table import Table
 
 from .common import console, messages, name_column, parse_budgets, parse_count, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
+from .options import BUDGET_MIN, BUDGETS, JSON, PREFIX, PROTECT, SCOPE
 from .outputs import require_folder
 
 
 def fidelity(
     texts: Path = typer.Option(..., help='JSONL file: "problem" and "response", or "text", in each row.'),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
-    policies: str = typer.Option("beaconkv,recent,streaming_llm", help="Methods, or method:preset, by commas."),
-    budgets: str = typer.Option("256", help="B_max, entries per layer and KV head; several by commas."),
-    against: str | None = typer.Option(None, help="One of the methods: show differences to it, text by text."),
-    prompt_tokens: int = typer.Option(128, help='Of a "text", how many tokens are the prompt.'),
-    tokens: int = typer.Option(2400, help="Most tokens of a text, prompt included."),
-    samples: int | None = typer.Option(None, help="Take so many texts from the start of the file. Default: all."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    mass_every: int = typer.Option(8, help="Take the attention lost at one token in so many; 0: not at all."),
-    rows: int = typer.Option(8, help="Texts that go through the model together."),
-    together: int = typer.Option(1, help="Methods and budgets side by side: faster, but no speed is measured."),
+    policies: str = typer.Option(
+        "beaconkv,recent,streaming_llm", help="Methods, or method:preset, separated by commas."
+    ),
+    budgets: str = typer.Option("256", help=BUDGETS),
+    against: str | None = typer.Option(None, help="Method to which differences are shown, text by text."),
+    prompt_tokens: int = typer.Option(128, help='Number of prompt tokens of a "text", which has no prompt of its own.'),
+    tokens: int = typer.Option(2400, help="Maximum number of tokens of a text, prompt included."),
+    samples: int | None = typer.Option(None, help="Number of texts read from the start of the file. Default: all."),
+    prefix: str | None = typer.Option(None, help=PREFIX),
+    protect: str | None = typer.Option(None, help=PROTECT),
+    budget_min: int | None = typer.Option(None, help=BUDGET_MIN),
+    scope: str | None = typer.Option(None, help=SCOPE),
+    mass_every: int = typer.Option(
+        8, help="Interval, in tokens, at which lost attention is measured; 0: it is not measured."
+    ),
+    rows: int = typer.Option(8, help="Number of texts that go through the model together."),
+    together: int = typer.Option(
+        1, help="Number of methods and budgets in one forward pass: faster, but no speed is measured."
+    ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    seed: int = typer.Option(0, help="Of the tokens whose attention is taken, and of the intervals."),
-    out: Path = typer.Option(Path("results/fidelity"), help="Folder; a stopped run goes on from what is there."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    seed: int = typer.Option(0, help="Random seed of the tokens whose attention is measured, and of the intervals."),
+    out: Path = typer.Option(
+        Path("results/fidelity"), help="Folder of records and results; an unfinished run there is resumed."
+    ),
+    as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
     from ..evaluation.cells import make_cells

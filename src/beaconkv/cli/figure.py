@@ -15,11 +15,11 @@ NAMES = "fig6, fig7, fig8, table1, table2, table3, table6, fidelity"
 def figure(
     name: str = typer.Argument(help=NAMES + "."),
     results: list[Path] = typer.Argument(
-        help="Files that beaconkv eval or beaconkv fidelity wrote, or their folders; parts of a run are put together."
+        help="Files that beaconkv eval or beaconkv fidelity wrote, or their folders; parts of a run are joined."
     ),
     out: Path = typer.Option(Path("results/figures"), help="Folder of the files."),
-    measure: str = typer.Option("accuracy", help="accuracy, or steps_right where steps are judged."),
-    panels: bool = typer.Option(False, "--panels", help="Show results of different models or problems side by side."),
+    measure: str = typer.Option("accuracy", help="Measure: accuracy, or steps_right where steps are checked."),
+    panels: bool = typer.Option(False, "--panels", help="Show results of different models or problems in panels."),
 ) -> None:
     """Draw a figure or table of the paper from results: NAME.md, and NAME.png and NAME.svg where there is a picture."""
     from ..evaluation.figures import FIGURES, draw

@@ -9,6 +9,7 @@ import typer
 
 from .common import add_settings, messages, parse_count, print_json
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
+from .options import BUDGET_MIN, PREFIX, PROTECT, SCOPE, SETTING, TEMPERATURE, TOP_P
 
 
 def generate(
@@ -16,18 +17,20 @@ def generate(
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(
-        None, help="B_max, entries per layer and KV head. Default: 2048 (none for full)."
+        None, help="B_max, number of entries per layer and KV head. Default: 2048 (none for full)."
     ),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    prefill_chunk: int | None = typer.Option(None, help="Tokens of the prompt a layer takes in at a time."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
-    max_new_tokens: int = typer.Option(1024, help="Most tokens to write."),
-    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
-    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
-    seed: int = typer.Option(0, help="Of the sampling."),
+    budget_min: int | None = typer.Option(None, help=BUDGET_MIN),
+    scope: str | None = typer.Option(None, help=SCOPE),
+    prefix: str | None = typer.Option(None, help=PREFIX),
+    protect: str | None = typer.Option(None, help=PROTECT),
+    prefill_chunk: int | None = typer.Option(
+        None, help="Number of prompt tokens per chunk; an eviction may follow each."
+    ),
+    settings: list[str] = typer.Option([], "--set", help=SETTING),
+    max_new_tokens: int = typer.Option(1024, help="Maximum number of tokens to write."),
+    temperature: float = typer.Option(0.0, help=TEMPERATURE),
+    top_p: float = typer.Option(0.95, help=TOP_P),
+    seed: int = typer.Option(0, help="Random seed of the sampling."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
     prompt_file: Path | None = typer.Option(None, help="Read the message from a file."),

@@ -43,7 +43,7 @@ class ShownProgress(Counts):
         self._bar.stop()
 
     def started(self, batch: Batch) -> None:
-        """A new method, budget or task is told at once."""
+        """A new method, budget or task is shown at once."""
         before = self.batch
         is_new = before is None or (before.cell, before.task.name) != (batch.cell, batch.task.name)
         if is_new:

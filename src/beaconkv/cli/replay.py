@@ -13,6 +13,7 @@ from rich.table import Table
 
 from .common import bar, console, messages, name_column, parse_budgets, parse_count, print_json, split
 from .models import DEVICE, DTYPE, load_model, placement
+from .options import BUDGET, BUDGET_MIN, JSON, PREFIX, PROTECT, SCOPE
 from .outputs import require_folder, require_package
 
 if TYPE_CHECKING:
@@ -29,20 +30,24 @@ EXPLAINED = (
 def replay(
     trace: Path = typer.Argument(..., help="A trace file, from `beaconkv trace record`."),
     policies: str = typer.Option("beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods."),
-    budgets: str = typer.Option("256", "--budgets", "--budget", help="B_max, entries per layer and KV head."),
-    top_keys: int = typer.Option(16, help="Strongest keys of each query that count as wanted."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    restored: int = typer.Option(0, "--restore", help="Put so many of an eviction's entries back; needs the model."),
-    event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one missed most soon after."),
-    window: int = typer.Option(64, help="Tokens after it whose prediction is looked at."),
-    model: str | None = typer.Option(None, "--model", "-m", help="For --restore; default: the trace's model."),
+    budgets: str = typer.Option("256", "--budgets", "--budget", help=BUDGET),
+    top_keys: int = typer.Option(16, help="Number of strongest keys of each query that count as wanted."),
+    prefix: str | None = typer.Option(None, help=PREFIX),
+    protect: str | None = typer.Option(None, help=PROTECT),
+    budget_min: int | None = typer.Option(None, help=BUDGET_MIN),
+    scope: str | None = typer.Option(None, help=SCOPE),
+    restored: int = typer.Option(
+        0, "--restore", help="Number of entries of one eviction that are put back; needs the model."
+    ),
+    event: int | None = typer.Option(
+        None, help="Number of that eviction, from 1. Default: the one whose entries are wanted most soon after."
+    ),
+    window: int = typer.Option(64, help="Number of tokens after it whose predictions are compared."),
+    model: str | None = typer.Option(None, "--model", "-m", help="Model for --restore. Default: that of the trace."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
     """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
     from ..analysis.losses import compare_policies

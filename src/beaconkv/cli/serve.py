@@ -14,28 +14,32 @@ from tempfile import TemporaryDirectory
 import typer
 
 from .common import add_settings, messages, parse_count, report
+from .options import BUDGET_MIN, SCOPE, SETTING
 
 SERVER = "vllm.entrypoints.openai.api_server"
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
 OWN = ("--policy", "--budget", "--budget-min", "--scope", "--protect", "--prefill-chunk")
-"""Options of ours that a slip may turn into one of nobody's."""
+"""Our options, for suggestions after a typing error."""
 
 
 def serve(
     context: typer.Context,
     model: str = typer.Argument(help="Bundled name, local folder or hub name."),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
-    budget: int | None = typer.Option(None, help="B_max, entries per layer and KV head. Default: 2048."),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    prefix: str | None = typer.Option(None, help="First entries never evicted. Default: the method's, mostly 4."),
+    budget: int | None = typer.Option(None, help="B_max, number of entries per layer and KV head. Default: 2048."),
+    budget_min: int | None = typer.Option(None, help=BUDGET_MIN),
+    scope: str | None = typer.Option(None, help=SCOPE),
+    prefix: str | None = typer.Option(
+        None, help="Number of first entries never evicted. Default: the method's, mostly 4."
+    ),
     protect: str | None = typer.Option(
-        None, help='Last entries never evicted: a number, or "half" of what stays. Default: the method\'s, mostly 32.'
+        None, help='Number of last entries never evicted, or "half" of what stays. Default: the method\'s, mostly 32.'
     ),
     prefill_chunk: int | None = typer.Option(
-        None, help="Pieces in which a prompt is taken in and evicted. Default: vLLM's max-num-batched-tokens."
+        None,
+        help="Number of prompt tokens per chunk; an eviction may follow each. Default: vLLM's max-num-batched-tokens.",
     ),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
+    settings: list[str] = typer.Option([], "--set", help=SETTING),
     show: bool = typer.Option(False, "--show", help="Show the command and its environment, and start nothing."),
 ) -> None:
     """Start vLLM's OpenAI server with a bounded cache; prefix caching is off.

@@ -12,6 +12,7 @@ from rich.table import Table
 from ..units import human_bytes
 from .common import bar, console, print_json, report, split
 from .models import DEVICE, DTYPE, MODEL, load_model, placement
+from .options import JSON, TEMPERATURE, TOP_P
 from .outputs import require_file, require_folder, require_package
 
 if TYPE_CHECKING:
@@ -23,27 +24,31 @@ app = typer.Typer(help="Record what a model's attention sees, and look at it.", 
 
 @app.command("record")
 def record_command(
-    out: Path = typer.Option(..., help="The file to write, for example chain.trace."),
+    out: Path = typer.Option(..., help="File to write, for example chain.trace."),
     model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
-    prompt: str | None = typer.Option(None, help="Let the model answer this message."),
-    task: str | None = typer.Option(None, help="Let it solve a reasoning problem: machine, ledger, plan@0.66, ..."),
+    prompt: str | None = typer.Option(None, help="Message that the model answers."),
+    task: str | None = typer.Option(None, help="Reasoning task that the model solves: machine, ledger, plan@0.66, ..."),
     texts: Path | None = typer.Option(
-        None, help='Read a text of this JSONL file: "problem" and "response", or "text".'
+        None, help='JSONL file of texts, one of which is read: "problem" and "response", or "text".'
     ),
-    row: int = typer.Option(0, help="Number of the problem, or of the text in the file, from 0."),
-    prompt_tokens: int = typer.Option(128, help='Of a "text", how many tokens are the prompt.'),
-    max_new_tokens: int = typer.Option(2048, help="Most tokens to write."),
-    tokens: int | None = typer.Option(None, help="Most tokens of a given text, prompt included. Default: all."),
-    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
-    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
-    seed: int = typer.Option(0, help="Of the problem and of the sampling."),
-    layers: str | None = typer.Option(None, help="Layers, with commas. Default: all with full attention."),
-    kv_heads: str | None = typer.Option(None, help="KV heads whose groups are recorded, with commas. Default: all."),
+    row: int = typer.Option(0, help="Index of the problem, or of the text in the file, from 0."),
+    prompt_tokens: int = typer.Option(128, help='Number of prompt tokens of a "text", which has no prompt of its own.'),
+    max_new_tokens: int = typer.Option(2048, help="Maximum number of tokens to write."),
+    tokens: int | None = typer.Option(
+        None, help="Maximum number of tokens of a given text, prompt included. Default: all."
+    ),
+    temperature: float = typer.Option(0.0, help=TEMPERATURE),
+    top_p: float = typer.Option(0.95, help=TOP_P),
+    seed: int = typer.Option(0, help="Random seed of the problem and of the sampling."),
+    layers: str | None = typer.Option(None, help="Layers, separated by commas. Default: all with full attention."),
+    kv_heads: str | None = typer.Option(
+        None, help="KV heads whose groups are recorded, separated by commas. Default: all."
+    ),
     values: bool = typer.Option(False, help="Record values, too; only policies with value_norm need them."),
     store: str | None = typer.Option(
         None, help="Store as float32, float16 or bfloat16. Default: as the model computes."
     ),
-    chunk: int = typer.Option(512, help="Tokens of one forward pass; 1: exactly as a model writes."),
+    chunk: int = typer.Option(512, help="Number of tokens per forward pass; 1: exactly as a model writes."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
 ) -> None:
@@ -133,15 +138,19 @@ def _describe(trace: Trace) -> str:
 @app.command("look")
 def look_command(
     trace: Path = typer.Argument(..., help="A trace file."),
-    top_keys: int = typer.Option(150, help="Keys of each query whose distance is averaged."),
+    top_keys: int = typer.Option(150, help="Number of strongest keys of each query whose distance is averaged."),
     distance: float = typer.Option(200, help="Mean distance in tokens beyond which a query is global."),
-    start: int | None = typer.Option(None, help="First token that counts. Default: the first after the prompt."),
-    stop: int | None = typer.Option(None, help="Token before which counting stops. Default: the end."),
-    layer: int | None = typer.Option(None, help="Layer of the pictures of one head. Default: a telling one."),
+    start: int | None = typer.Option(
+        None, help="Index of the first token that counts. Default: the first after the prompt."
+    ),
+    stop: int | None = typer.Option(None, help="Index of the token before which counting stops. Default: the end."),
+    layer: int | None = typer.Option(
+        None, help="Layer of the pictures of one head. Default: one with many global queries."
+    ),
     head: int | None = typer.Option(None, help="Query head of these pictures."),
-    seed: int = typer.Option(0, help="Of the shuffles in the test of clusters."),
+    seed: int = typer.Option(0, help="Random seed of the shuffles in the test of clusters."),
     out: Path = typer.Option(Path("results/look"), help="Folder of diagnosis.json and pictures."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
     """How often each head looks far back, and whether the queries that do fall into groups."""
     from ..analysis.look import look

@@ -22,7 +22,7 @@ class Estimate:
         mean: mean over problems of the mean over a problem's runs.
         low, high: ends of the interval.
         problems, samples: how many problems, how many (problem, run) pairs.
-        level: of the interval, 0.95 for 95%.
+        level: level of the interval, 0.95 for 95%.
         method: "bootstrap", or "exact" where all problems score alike.
     """
 
@@ -41,13 +41,13 @@ class Difference(Estimate):
 
     @property
     def verdict(self) -> str:
-        """Of the first method: "better", "worse" or "cannot be told".
+        """Of the first method: "better", "worse" or "undecided".
 
-        Nothing is told where even a unanimous vote of the problems could be chance (sign test): five problems
+        It is undecided where even a unanimous vote of the problems could be chance (sign test): five problems
         or fewer at 95%.
         """
         if 2.0 ** (1 - self.problems) > 1 - self.level or self.low <= 0 <= self.high:
-            return "cannot be told"
+            return "undecided"
         return "better" if self.low > 0 else "worse"
 
 

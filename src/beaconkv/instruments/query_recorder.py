@@ -18,7 +18,7 @@ class QueryRecorder(EvictionPolicy):
     """Evicts nothing and remembers queries. It has no name, so that the registry does not list it.
 
     Attributes:
-        positions: of the tokens whose queries are remembered; None: all.
+        positions: positions of the tokens whose queries are remembered; None: all.
     """
 
     positions: tuple[int, ...] | None = None
@@ -38,7 +38,7 @@ class RecordedQueries(LayerState):
 
     Attributes:
         num_heads: query heads of the layer.
-        rope: of the tokens that came last.
+        rope: rope of the tokens that came last.
         params: how the layer computes its logits.
     """
 

@@ -35,9 +35,9 @@ class SideBySide(Cache, AnnouncedCache):
 
     def __init__(self, caches: Sequence[BoundedCache]) -> None:
         if not caches:
-            raise ValueError("no caches to put side by side")
+            raise ValueError("no caches were given")
         if any(cache.holds_padding for cache in caches):
-            raise ValueError("caches are put side by side where every layer is bounded; this model has others")
+            raise ValueError("caches can share a forward pass only where every layer is bounded; this model has others")
         self.caches = list(caches)
         layers = zip(*(cache.layers for cache in caches), strict=True)
         super().__init__(layers=[_SharedLayer(list(parts)) for parts in layers])

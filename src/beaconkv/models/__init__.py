@@ -1,4 +1,4 @@
-"""Real models by one door: bundled names, local folders, GGUF files, hub names.
+"""Loading of models: bundled names, local folders, GGUF files, hub names.
 
 Importing is cheap: the reasoning tasks take their alphabet from here, and need no torch.
 """

@@ -3,7 +3,7 @@
 Twenty-four letters come in four forms, so that what a letter stands for can be read off its form:
 
     a  key of a rule         occurs in the prompt once, at the head of its row
-    A  mention of a rule     an exit of a row, an item that is asked for
+    A  mention of a rule     an exit of a row, an item in question
     ⓐ  place in a list       a list is followed from one item to the next
     α  note                  written in the chain, to be looked up again later
 """

@@ -1,7 +1,7 @@
 """Whether the model hub answers, asked once and before it is needed.
 
 The hub's own client tries each of some ten requests six times with pauses that double: without a network that takes
-most of a minute. One request tells.
+most of a minute. One request finds out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def hub_arguments(name: str, report: Callable[[str], None] = lambda message: Non
 
     Args:
         name: owner/model.
-        report: told when a copy that was fetched before is used because the hub does not answer.
+        report: called with a message when a copy that was fetched before is used because the hub does not answer.
 
     Returns:
         ``local_files_only`` if that is so; nothing otherwise. A download itself may take as long as it takes.

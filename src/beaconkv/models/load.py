@@ -58,7 +58,7 @@ def load(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
-    In Python nothing is chosen for you: float32 on the CPU unless told otherwise, so that a script gives the same
+    The default in Python is float32 on the CPU, so that a script gives the same
     numbers everywhere. ``load(name, **choose_placement())`` does what the command line does: the accelerator that is
     there and the checkpoint's own dtype, or float32 on the CPU.
 
@@ -67,7 +67,7 @@ def load(
             local folder or GGUF file, or a hub name.
         dtype: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
         device_map: where the model goes: None (the CPU), "cuda", "auto", ... A single device needs no accelerate.
-        report: told in words what takes time.
+        report: called with a message about what takes time.
         kwargs: further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where a model goes and in which numbers, where nobody chose: what every command of the command line does."""
+"""Default device and dtype of a model: those of every command of the command line."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def converted_folder(report: Callable[[str], None] = lambda message: None) -> Pa
     """The model as a folder transformers can load; made at the first call.
 
     Args:
-        report: told in words what takes time.
+        report: called with a message about what takes time.
 
     Raises:
         ImportError: ``gguf`` or ``accelerate`` is missing.

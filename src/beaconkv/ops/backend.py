@@ -7,7 +7,7 @@ Every operation has a reference; some have faster twins with the same name, argu
     triton      kernels for CUDA devices, under ``ops/triton``, imported when first needed
 
 ``auto`` takes Triton for CUDA tensors where Triton works, and else the fastest plain version. Any other choice is
-taken as said; an operation without such a twin runs the next one above it in this list. The choice holds for the whole
+used literally; an operation without such a twin runs the next one above it in this list. The choice holds for the whole
 process: the environment variable ``BEACONKV_OPS``, read once, or :class:`use_backend`.
 """
 

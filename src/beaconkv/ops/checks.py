@@ -1,4 +1,4 @@
-"""Refusing bad numbers by name, without making an accelerator wait for the host."""
+"""Refusing NaN and infinity without a wait of the host for the device."""
 
 from __future__ import annotations
 

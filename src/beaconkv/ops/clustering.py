@@ -60,7 +60,7 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
     """k-means by cosine, with a start and a number of steps that are always the same.
 
     The first centres are farthest points. One step gives each query to the centre of highest cosine
-    (ties: the first), and turns each centre to the sum of its queries' unit vectors; a centre without
+    (ties: the first), and rotates each centre to the sum of its queries' unit vectors; a centre without
     queries stays. After the last step queries are not given out again.
 
     Args:

@@ -60,7 +60,7 @@ def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Ro
         tensors: each (B, H_kv, capacity, ...), changed in place.
         source: (R, H_kv, K) from :func:`fill_holes_source`.
         num_entries: N, entries before the eviction. Slots in [K, N) are free afterwards.
-        rows: the rows of the batch that ``source`` speaks of; None means all.
+        rows: the rows of the batch that ``source`` is for; None: all.
     """
     num_rows, heads, _ = source.shape
     into, from_ = hole_moves(source, num_entries)

@@ -1,6 +1,6 @@
-"""Turning queries forward and back with the model's own cos and sin. Reference version.
+"""Rotating and un-rotating queries with the model's own cos and sin. Reference version.
 
-Beacons are turned to the current position (BeaconKV, section 4.3), so they are kept as they were before RoPE.
+Beacons are rotated to the current position (BeaconKV, section 4.3), so they are kept as they were before RoPE.
 Attention functions receive queries after RoPE; ``unrotate`` recovers the former exactly, so no
 projection is computed twice.
 """
@@ -20,28 +20,28 @@ def apply_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotation of the pairs (i, i + D_rot/2), as Llama, Qwen and Mistral lay them out.
 
     Args:
-        x: (R, heads, n, D); only the first D_rot dimensions turn.
+        x: (R, heads, n, D); only the first D_rot dimensions are rotated.
         cos, sin: (R or 1, n, D_rot), each frequency twice, half after half.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rot, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = rot.chunk(2, dim=-1)
-    turned = rot * cos + torch.cat([-second, first], dim=-1) * sin
-    return torch.cat([turned, rest], dim=-1)
+    rotated = rot * cos + torch.cat([-second, first], dim=-1) * sin
+    return torch.cat([rotated, rest], dim=-1)
 
 
 def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotation of the neighbouring pairs (2i, 2i + 1), as GPT-J, GLM and Cohere lay them out.
 
     Args:
-        x: (R, heads, n, D); only the first D_rot dimensions turn.
-        cos, sin: (R or 1, n, D_rot), each frequency twice, side by side.
+        x: (R, heads, n, D); only the first D_rot dimensions are rotated.
+        cos, sin: (R or 1, n, D_rot), each frequency in two neighbouring dimensions.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     rot, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     even, odd = rot[..., 0::2], rot[..., 1::2]
-    turned = rot * cos + torch.stack([-odd, even], dim=-1).flatten(-2) * sin
-    return torch.cat([turned, rest], dim=-1)
+    rotated = rot * cos + torch.stack([-odd, even], dim=-1).flatten(-2) * sin
+    return torch.cat([rotated, rest], dim=-1)
 
 
 def apply_half_once(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def unrotate(x: Tensor, rope: Rope) -> Tensor:
 
     A rotation by (cos, -sin) undoes the angle. A model may scale cos and sin by an attention factor f
     (YaRN), and reduced precision makes cos² + sin² differ from f² slightly; both are divided out
-    exactly: turning a vector of ones forth and back with the model's own function gives
+    exactly: rotating and un-rotating a vector of ones with the model's own function gives
     cos² + sin² in every rotary dimension and 1 in the others, whatever the layout.
 
     Args, Returns: as :func:`rotate`.

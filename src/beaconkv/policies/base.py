@@ -49,7 +49,7 @@ class LayerState:
             queries: (R, H, m, D) after RoPE, oldest first.
             rope: the model's rope of these m tokens.
             until_full: per step, entries that may still come before the eviction of these rows.
-            rows: all rows of the batch, which stand alike.
+            rows: all rows of the batch, in the same state.
         """
         for step, left in enumerate(until_full):
             alone = rope.steps(step, step + 1)
@@ -68,10 +68,10 @@ class LayerState:
 
     @classmethod
     def stack(cls, states: Sequence[LayerState]) -> LayerState | None:
-        """One state for the heads of several layers side by side, or None if layers cannot be observed together.
+        """One state for the stacked heads of several layers, or None if layers cannot be observed together.
 
         Args:
-            states: of layers that have seen the same tokens. They are not used again.
+            states: states of layers that have seen the same tokens. They are not used again.
         """
         return states[0] if cls is LayerState else None
 
@@ -82,7 +82,7 @@ class LayerState:
     def observation_queries(self, rows: Rows) -> Tensor | None:
         """(R, H, m, D) float32 before RoPE: the queries that these rows are scored with now; None: there are none.
 
-        Asked for only where somebody listens to evictions.
+        Called only where evictions are observed (``on_evict``).
         """
         return None
 
@@ -126,12 +126,12 @@ class EvictionPolicy(metaclass=_NamedMeta):
     shorter row has not filled are at position ``FREE``, and hold anything."""
     per_head: ClassVar[bool] = False
     """True: state and score look at each KV head and its group by itself, or mind ``view.layers``. Decode steps
-    then show the heads of several layers side by side, which is faster. A subclass with methods of its own does
+    then show the stacked heads of several layers, which is faster. A subclass with methods of its own does
     not inherit it."""
     default_prefix: ClassVar[int] = 4
     default_protect: ClassVar[int | str] = 32
     presets: ClassVar[Mapping[str, Preset]] = {}
-    """Published forms by name; a subclass does not inherit them."""
+    """Published settings and their names; a subclass does not inherit them."""
 
     def __init_subclass__(cls, *, registered_as: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -139,7 +139,7 @@ class EvictionPolicy(metaclass=_NamedMeta):
             cls.presets = {}
         own_methods = any(inspect.isfunction(value) and key[:2] != "__" for key, value in vars(cls).items())
         if "per_head" not in vars(cls) and own_methods:
-            cls.per_head = False  # whoever overrides a method promises anew
+            cls.per_head = False  # a class that overrides a method has to promise again
         if not registered_as:
             return
         known = REGISTRY.get(registered_as)

@@ -1,4 +1,4 @@
-"""BeaconKV: score the cache with beacon queries, turned to now, and with the recent queries."""
+"""BeaconKV: score the cache with beacon queries, rotated to now, and with the recent queries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
         **{
             f"{queries}-{heads}": Preset(
                 {"query_pool": queries, "group_pool": heads},
-                f"{PAPER}, Table 2" + ("" if queries == heads else " taken apart"),
+                f"{PAPER}, Table 2" + ("" if queries == heads else ", separately"),
                 note=f"{queries} over queries, {heads} over the heads of a group",
             )
             for queries in ops.POOLS

@@ -1,4 +1,4 @@
-"""What there is to choose from, as plain data: ``catalogue.json`` beside this file holds it.
+"""What there is to choose from, as plain data: ``catalogue.json`` in this folder.
 
 The registry is the only source; the file is made from it (``make catalogue``), so that the command line can list
 methods without importing torch. A test compares the two.

@@ -48,7 +48,7 @@ class ReceivedAttention(LayerState):
             self.sums[rows.index, :, :size] += received
 
     def _reserve(self, like: Tensor, slots: int) -> None:
-        """Have so many slots. like: (R, H_kv, ...)."""
+        """Grow to a number of slots. like: (R, H_kv, ...)."""
         new = persistent_zeros(like, self.batch, like.shape[1], slots, dtype=torch.float32)
         if self.sums is not None:
             kept = min(slots, self.sums.shape[2])
@@ -95,7 +95,7 @@ class H2O(EvictionPolicy, name="h2o"):
 
     Half of what stays is the newest entries, the other half the heavy hitters. The paper sums per query
     head; here the heads of a GQA group share their entries, and so their sum. Weights are computed a
-    second time beside the model's attention, which gives none away.
+    second time, since the model's attention does not return them.
     """
 
     source = f"{PAPER}, section 4"

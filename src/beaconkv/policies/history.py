@@ -85,7 +85,7 @@ class History(LayerState):
             self.past[row, :, slot] = leaving[row, :, 0].to(self.past)
 
     def _remember_chunk(self, queries: Tensor, rope: Rope, rows: Rows) -> None:
-        """Several queries are coming to rows that are alike: so many leave at the other end."""
+        """Several queries arrive in rows in the same state: as many leave the recent ones."""
         first, num_new = rows.numbers[0], queries.shape[2]
         recent, start = self.window.num_recent[first], self.num_past[first]
         leave = max(0, recent + num_new - self.n_recent)

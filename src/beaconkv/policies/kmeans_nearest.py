@@ -12,7 +12,7 @@ from .kmeans_centroid import KMeansCentroid
 
 @dataclass(frozen=True)
 class KMeansNearest(KMeansCentroid, name="kmeans_nearest"):
-    """The past query nearest to each of 16 k-means centres, turned to now, and the last 16; scored as BeaconKV.
+    """The past query nearest to each of 16 k-means centres, rotated to now, and the last 16; scored as BeaconKV.
 
     Nearest by cosine; no query is taken twice.
     """

@@ -14,7 +14,7 @@ class Preset:
     None leaves a value to the policy's class (prefix, protect) or to the schedule (all others).
 
     Attributes:
-        settings: of the policy; the others keep their defaults.
+        settings: settings of the policy; the others keep their defaults.
         source: where these numbers are published.
         prefix: first entries never evicted: a number, or "prompt".
         protect: last entries never evicted: a number, or "half" of what an eviction leaves.

@@ -1,4 +1,4 @@
-"""The bounded memory of past queries: recent ones apart, older ones thinned by continual FPS.
+"""The bounded memory of past queries: recent ones, and older ones thinned by continual FPS.
 
 BeaconKV, section 4.2 and Algorithm 2. Per query head there are
 
@@ -7,12 +7,12 @@ BeaconKV, section 4.2 and Algorithm 2. Per query head there are
 
 In the paper every query is appended to one buffer, which is reduced to n_beacon by farthest point
 sampling when it holds n_beacon + n_recent. Here a new query first waits among the recent ones
-("fresh") and is turned back and joined to the history only when a reduction is due: the buffer of the
+("fresh") and is un-rotated and appended to the history only when a reduction is due: the buffer of the
 paper is ``history`` followed by the fresh part of ``recent``, in order of time. Reductions happen
 
     - when history + fresh reach n_beacon + n_recent,
     - when n_recent steps are left before the cache is full: the beacons of this cycle are fixed, and
-      the steps that follow stay apart as this cycle's recent queries,
+      the steps that follow remain this cycle's recent queries,
     - after the eviction: beacons and fresh queries join and start the next cycle,
     - during prefill, after every ``sample_chunk`` tokens and at the end.
 """
@@ -85,7 +85,7 @@ class QueryBuffer(LayerState):
                 self._reduce_if_due([until_full[start - 1]] * len(rows), rows)
 
     def _append_steps(self, queries: Tensor, rope: Rope) -> None:
-        """At most n_recent tokens in every row: write the ring from where it stands, and from its beginning."""
+        """At most n_recent tokens in every row: write the ring from the next slot on, and from its beginning."""
         count = queries.shape[2]
         first = min(count, self.n_recent - self.next)
         for ring, new, dim in ((self.recent, queries, 2), (self.rope.cos, rope.cos, 1), (self.rope.sin, rope.sin, 1)):
@@ -211,7 +211,7 @@ class QueryBuffer(LayerState):
         return rows.take(self.history)[:, :, : self.num_history[rows.numbers[0]]]
 
     def recents(self, rows: Rows) -> Tensor:
-        """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once so many were seen."""
+        """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once that many were seen."""
         return rows.take(self.recent).index_select(2, self._slots(self.num_recent[rows.numbers[0]], 0))
 
     def observation_queries(self, rows: Rows) -> Tensor:
@@ -229,7 +229,7 @@ class QueryBuffer(LayerState):
         return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))
 
     def _align(self) -> None:
-        """Turn the ring so that its slots are in order of time, in every row."""
+        """Reorder the ring so that its slots are in order of time, in every row."""
         if self.next:
             order = self._slots(self.n_recent, 0)
             for ring, dim in ((self.recent, 2), (self.rope.cos, 1), (self.rope.sin, 1)):

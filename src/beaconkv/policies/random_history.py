@@ -12,12 +12,12 @@ from .retention import Reservoir
 
 @dataclass(frozen=True)
 class RandomHistory(HistoryPolicy, name="random_history"):
-    """16 past queries, uniformly at random, turned to now, and the last 16; scored as BeaconKV.
+    """16 past queries, uniformly at random, rotated to now, and the last 16; scored as BeaconKV.
 
     Reservoir sampling; which steps are remembered depends on the seed and on the length of the text alone.
 
     Attributes:
-        seed: of the draws.
+        seed: random seed of the draws.
     """
 
     source = f"{PAPER}, Figure 6"

@@ -1,4 +1,4 @@
-"""The registered policies by name, their presets, and how one is made with some settings."""
+"""The registered policies, their presets, and how a policy is made with some settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .preset import Preset
 
 
 def policies() -> dict[str, type[EvictionPolicy]]:
-    """Every registered policy by name, in alphabetical order."""
+    """Names and classes of the registered policies, in alphabetical order."""
     return dict(sorted(REGISTRY.items()))
 
 
@@ -28,7 +28,7 @@ def policy_class(name: str) -> type[EvictionPolicy]:
 
 
 def preset_of(cls: type[EvictionPolicy], name: str) -> Preset:
-    """A preset of a policy by name.
+    """The preset of a policy that has a given name.
 
     Raises:
         ValueError: an unknown name; the message lists the choices.

@@ -16,7 +16,7 @@ class EverySlot:
         return number
 
     def filled(self, count: int) -> int:
-        """Slots in use after so many."""
+        """Number of slots in use after ``count`` queries."""
         return count
 
 

@@ -22,7 +22,7 @@ reading = mutants_of("integrations/transformers/reading.py", READING)
 reader = mutants_of("integrations/transformers/call.py", READING, COLUMNS)
 rotation = mutants_of("integrations/transformers/rotation.py", ROTATION)
 attachment = mutants_of("integrations/transformers/attachment.py", ATTACHMENT, CONTINUATION, SAVING)
-cache = mutants_of("integrations/transformers/cache.py", CONTINUATION, GENERATE, ATTACHMENT)
+cache = mutants_of("integrations/transformers/cache.py", ROWS, CONTINUATION, GENERATE, ATTACHMENT)
 passes = mutants_of("integrations/transformers/forward_pass.py", CONTINUATION, GENERATE, ATTACHMENT)
 
 MUTANTS = [
@@ -78,7 +78,7 @@ MUTANTS = [
     ),
     host("every layer moves the rows of all", "if self.number == 0:", "if True:"),
     host("a second turn is more of the prompt", "and not self.has_decoded:", "and True:"),
-    host(
+    cache(
         "rows chosen by bool are taken for numbers",
         "indices.nonzero().flatten() if indices.dtype == torch.bool else indices",
         "indices.long()",

@@ -26,7 +26,7 @@ def array(
 
     Args:
         source: where it is looked up.
-        name: of the field.
+        name: name of the field.
         dtype: one of ``DTYPES``.
         shape: name of each axis -> its length; None: any.
         within: the path of ``source``, for messages.
@@ -73,7 +73,7 @@ def integer(source: Mapping[str, Any], name: str, low: int, high: int | None = N
 
 
 def string(source: Mapping[str, Any], name: str, within: str = "") -> str:
-    """A piece of text."""
+    """A string of the page."""
     value = field(source, name, within)
     require(isinstance(value, str), within + name, f"must be text, not {type(value).__name__}")
     return value

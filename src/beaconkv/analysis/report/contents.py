@@ -1,4 +1,4 @@
-"""What a page is made of: checked at the door, so that its code never meets arrays that do not fit."""
+"""Contents of a page, checked before it is made, so that its code never meets arrays that do not fit."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _policy(policy: Mapping[str, Any], path: str, page: Mapping[str, Any]) -> di
     steps = array(policy, "steps", "i4", {"evictions": None}, path)
     ascending = not steps.size or (steps[0] >= 0 and steps[-1] < length and (np.diff(steps) > 0).all())
     require(bool(ascending), path + "steps", "must be ascending positions of the text")
-    lost = array(policy, "lost", "f4", {"heads": heads, "stretches": steps.size + 1}, path)
+    lost = array(policy, "lost", "f4", {"heads": heads, "cycles": steps.size + 1}, path)
     coverage = None
     if field(policy, "coverage", path) is not None:
         coverage = encode(array(policy, "coverage", "f4", {"heads": heads, "tokens": length}, path))

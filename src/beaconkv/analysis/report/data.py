@@ -23,8 +23,8 @@ def page_data(
     """Everything the page needs.
 
     Args:
-        diagnosis: of all layers that the outcomes have.
-        outcomes: of replays of the same layers.
+        diagnosis: diagnosis of all layers that the outcomes have.
+        outcomes: outcomes of replays of the same layers.
         heads: how many heads can be explored; None: as many as fit :data:`PAGE_BYTES`. Those with most global
             queries, at least one of each layer as long as there are places.
 
@@ -92,7 +92,7 @@ def choose_heads(frequency: Tensor, most: int) -> list[tuple[int, int]]:
 
 
 def facts(trace: Trace, diagnosis: Diagnosis, outcomes: Sequence[Outcome]) -> list[str]:
-    """Key facts in words, for somebody who has not met the subject."""
+    """Key facts in words, for a reader who is new to the subject."""
     found, share = diagnosis.revisiting, diagnosis.frequency
     answer = len(trace) - trace.info.prompt_length
     lines = [

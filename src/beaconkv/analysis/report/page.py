@@ -55,7 +55,7 @@ def render_page(data: Mapping[str, Any]) -> str:
             - ``policies``: list, possibly empty, of ``label``, ``budget``, ``colour`` (#rrggbb), ``summary`` (rows of
               two texts), ``dropped`` (L, H_kv, T), ``steps`` (E,), ``lost`` (n, E + 1), ``coverage`` (n, T) or None.
               Queries after position ``dropped[..., j]`` do not see entry j; 2147483647 if all do. ``steps`` are the
-              positions after which entries were evicted; ``lost`` the mean share of attention lost in each stretch
+              positions after which entries were evicted; ``lost`` the mean share of attention lost in each cycle
               between them; ``coverage`` the best cosine of a query to the observation queries of the last eviction.
 
     Raises:

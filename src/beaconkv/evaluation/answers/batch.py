@@ -18,7 +18,7 @@ class Batch:
     """Problems that are computed together, or those among which such are chosen.
 
     Attributes:
-        limit: most tokens of an answer.
+        limit: maximum number of tokens of an answer.
     """
 
     cell: Cell

@@ -18,7 +18,7 @@ CPU_ROWS, ACCELERATOR_ROWS = 50, 256
 SHARE = {"cpu": 0.5}
 """Of the free memory, for caches; 0.6 elsewhere. The rest is for activations, and for slabs that are copied to grow."""
 PROBE = 256
-"""Tokens by whose cost the growth of a cache is judged: slabs without a budget grow by so many entries."""
+"""Number of tokens from whose cost the growth of a cache is measured: slabs without a budget grow by this many."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def _measured(model: nn.Module, cell: Cell, *lengths: int) -> list[int]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that can still be taken; None if nobody knows."""
+    """Free memory of a device in bytes; None where it is unknown."""
     if device.type == "cpu":
         return _free_on_host()
     if device.type == "mps":

@@ -74,14 +74,14 @@ def write_answers(
 ) -> None:
     """Let the model go on with each prompt until a stop token or the limit.
 
-    Each row draws from a generator of its own, so what it writes does not depend on the rows beside it
+    Each row draws from a generator of its own, so what it writes does not depend on the other rows
     (beyond the rounding of a matrix product of another size).
 
     Args:
         model: a decoder in evaluation mode.
         prompts: token ids of each row; padded on the left here.
         cache: fresh, made for this model.
-        seeds: of each row's generator.
+        seeds: random seeds of each row's generator.
         stop: token ids that end an answer.
         pad: token id that fills shorter prompts.
         done: called with each row as it ends.

@@ -45,7 +45,7 @@ def generate_text(
         top_p: share of the probability that sampling chooses from.
         seed: random seed of the sampling.
         chat: apply the chat template, if the tokenizer has one.
-        streamer: of transformers; it receives the tokens as they are written.
+        streamer: streamer of transformers; it receives the tokens as they are written.
 
     Returns:
         The text, its counts and speed, what the cache held, the settings, and where all this comes from.

@@ -26,7 +26,7 @@ class Progress:
         self._ended = self._length = self._open = 0
 
     def found(self, answers: int) -> None:
-        """So many answers are there from an earlier run."""
+        """Called once. count: number of answers of an earlier run."""
         self.done += answers
         self.changed()
 
@@ -37,13 +37,13 @@ class Progress:
         self.changed()
 
     def wrote(self, rows: int) -> None:
-        """So many rows have written one token each."""
+        """Called after each step. count: number of rows that wrote a token."""
         self.tokens += rows
         self._open += rows
         self.changed()
 
     def answered(self, tokens: int) -> None:
-        """An answer of so many tokens is complete and on disk."""
+        """Called after each answer, when it is on disk. tokens: its length."""
         self.done += 1
         self._ended += 1
         self._length += tokens

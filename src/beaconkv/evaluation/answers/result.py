@@ -24,7 +24,7 @@ def evaluate_and_write(
     Args:
         out: folder of the samples and the result.
         reference: spec of the policy that the others are compared with.
-        progress: told what is done.
+        progress: called as the run advances.
         settings: what else the result shall name, such as the model.
 
     Returns:

@@ -2,7 +2,7 @@
 
 A killed run goes on with the samples that are missing, and with no others. Samples are computed in batches, as large
 as fits for each method and budget. The rounding of a matrix product depends on its size, so the last bits of a row
-depend on how many rows were computed beside it; each sample says how many that were, itself included (``rows``).
+depend on the number of rows of its batch, which each sample records (``rows``).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Evaluation:
         tasks: see :func:`beaconkv.evaluation.load_tasks`.
         cells: see :func:`beaconkv.evaluation.cells.make_cells`.
         sampling: max_new_tokens may be lowered by a task that knows its longest answer.
-        runs: samples of each problem.
-        seed: of the sampling.
-        batch_size: most problems that are computed together; None: as many as fit, for each cell by itself.
+        runs: number of samples of each problem.
+        seed: random seed of the sampling.
+        batch_size: maximum number of problems computed together; None: as many as fit, for each cell by itself.
         overrides: those the cells were made with; all samples of a folder must share them.
 
     Raises:
@@ -95,7 +95,7 @@ class Evaluation:
 
         Args:
             out: a folder.
-            progress: told what is done.
+            progress: called as the run advances.
 
         Returns:
             The file of samples.
@@ -136,7 +136,7 @@ class Evaluation:
         return [problem for problem in group.problems if group.key(problem) not in done]
 
     def _fits(self, batch: Batch, records: RecordFile, progress: Progress) -> bool:
-        """Compute a batch; False if the memory of the device did not do for so many rows."""
+        """Compute a batch; False if the memory of the device is too small for its rows."""
         try:
             self._compute(batch, records, progress)
         except torch.OutOfMemoryError:

@@ -14,7 +14,7 @@ from .decoding import Sampling
 def run_settings(
     tasks: Sequence[Task], sampling: Sampling, seed: int, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What samples depend on beside the weights; known before a model is loaded. Batches may differ in size."""
+    """Settings that samples depend on, other than the weights; known before a model is loaded."""
     return {
         "tasks": {task.name: hashlib.sha256(repr(task.problems).encode()).hexdigest()[:16] for task in tasks},
         "sampling": asdict(sampling),

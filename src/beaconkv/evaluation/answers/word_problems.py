@@ -104,7 +104,7 @@ def _write(
 
 
 class _StepCounter:
-    """A streamer that only counts: ``generate`` hands it the prompt first, then each step."""
+    """A streamer that only counts: ``generate`` passes it the prompt first, then each step."""
 
     def __init__(self, advance: Callable[[], None]) -> None:
         self._advance, self._is_prompt = advance, True

@@ -18,12 +18,12 @@ def compare(records: Sequence[dict[str, Any]], against: str | None = None, seed:
     Each of :data:`MEASURES` becomes {"mean", "low", "high"}: mean over texts and its 95% interval (bootstrap over
     texts; low and high are None for a single text), or None where it was not taken. ``difference`` holds the same of
     kl, agreement and mass_lost minus those of ``against`` at the same budget, text by text. :data:`COSTS`
-    are plain means, None where nobody knows.
+    are plain means, None where unknown.
 
     Args:
         records: from :func:`beaconkv.evaluation.fidelity.measure.measure`.
         against: a policy spec among them.
-        seed: of the resampling.
+        seed: random seed of the resampling.
 
     Raises:
         ValueError: no record is of ``against``.

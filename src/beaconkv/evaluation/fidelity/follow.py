@@ -71,12 +71,12 @@ def follow(
     Each row does what it would do alone. A row is dropped when its text ends.
 
     Args:
-        decoder: of the caches' model, without the output head.
-        caches: new. Several go through the model side by side.
+        decoder: decoder of the caches' model, without the output head.
+        caches: new ones. Several share each forward pass of the model.
         texts: one a row, those with most tokens after the prompt first.
         takes: one for each cache; gets at most ``block`` steps at a time. Row r of step k predicts token
             ``prompt_length + k`` of text r.
-        losses: one for each cache, told what is held at the steps it wants; or None.
+        losses: one for each cache, called at the steps it asks for; or None.
 
     Returns:
         For each cache and row what it cost, and the seconds that all steps of one token took, without output head

@@ -1,4 +1,4 @@
-"""A model's output head, apart from its decoder: logits of many tokens at once, where and when they are wanted."""
+"""A model's output head without its decoder: logits of many tokens at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class OutputHead:
-    """Turns last hidden states into logits.
+    """Computes logits from last hidden states.
 
     A decode step that stops at the hidden state saves the product with the vocabulary, which costs several times
     more a token than in one go; and hidden states are small enough to keep (576 numbers a token where

@@ -19,7 +19,7 @@ class LostMass:
     Rows are texts, in the order of the cache's rows; the cache may drop rows from the end.
 
     Args:
-        texts, references: of the rows.
+        texts, references: texts and references of the rows.
         steps: as given to :func:`read_reference`.
 
     Attributes:
@@ -39,7 +39,7 @@ class LostMass:
         return step in self._wanted
 
     def take(self, step: int, cache: BoundedCache) -> None:
-        """Before step ``step``: what is held now is what its token will see, beside itself."""
+        """Called before step ``step``: the entries held now are those that its token attends to, besides itself."""
         self._taken.append(self._wanted[step])
         self._held.append([cache.positions(layer.index) for layer in self.references[0].layers])
         if len(self._taken) == BLOCK:

@@ -39,10 +39,10 @@ class FidelitySettings:
     Attributes:
         rows: texts that go through the model together. More is faster, and holds more references in memory:
             hidden states, keys and sampled queries of the whole text.
-        together: methods and budgets that go through the model side by side, which pays for its matrices once. Then
-            nobody knows the speed of one: ``tokens_per_second`` is None.
+        together: number of methods and budgets that share each forward pass, which multiplies its matrices once. Then
+            their speed is not measured: ``tokens_per_second`` is None.
         chunk: tokens of a forward pass with the full cache.
-        mass_every: attention mass is taken at one token in so many; 0: not at all.
+        mass_every: interval in tokens at which attention mass is measured; 0: it is not measured.
         seed: chooses these tokens.
 
     Raises:
@@ -86,7 +86,7 @@ def measure(
         cells: from :func:`beaconkv.evaluation.cells.make_cells`.
         records: a JSONL file. Records are added as they are done; those found there are not measured again.
         label: what else distinguishes these results in that file: the model's name, its dtype.
-        advance: told of tokens that are done; :func:`work` says how many there will be.
+        advance: called with the number of tokens that are done; :func:`work` says how many there will be.
 
     Returns:
         One dict for each cell and text, cells in their order, texts in theirs.
@@ -139,7 +139,7 @@ def work(texts: Sequence[Text], cells: Sequence[Cell]) -> int:
 
 
 def _groups(cells: Sequence[Cell], together: int) -> list[list[int]]:
-    """Numbers of the cells that are measured side by side: those of one budget first, so that all grow alike."""
+    """Numbers of the cells that share forward passes: those of one budget first, so that all grow alike."""
     order = sorted(range(len(cells)), key=lambda c: (cells[c].budget or 0, c)) if together > 1 else range(len(cells))
     return [list(order[start : start + together]) for start in range(0, len(cells), together)]
 

@@ -21,7 +21,7 @@ class LayerAttention(NamedTuple):
     """What the attention of one full layer can be computed from.
 
     Attributes:
-        index: of the layer in the model.
+        index: index of the layer in the model.
         queries: (1, H, S, D) after RoPE, of the sampled tokens.
         keys: (1, H_kv, T, D) after RoPE, of all tokens.
         params: how the layer computes its logits.

@@ -96,7 +96,7 @@ def tokenize(rows: Sequence[dict[str, Any]], tokenizer: Any, tokens: int | None,
     on as the model's answer. Of a plain text, the first ``prompt_tokens`` are the prompt.
 
     Args:
-        tokens: most tokens of a text, prompt included; None: all.
+        tokens: maximum number of tokens of a text, prompt included; None: all.
 
     Raises:
         ValueError: a text that has nothing left after its prompt.
@@ -108,7 +108,7 @@ def tokenize(rows: Sequence[dict[str, Any]], tokenizer: Any, tokens: int | None,
             if is_chat:
                 message = [{"role": "user", "content": problem}]
                 problem = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-            # Apart, as the model meets them: no token may reach across the end of the prompt.
+            # Tokenized separately, as the model gets them: no token may reach across the end of the prompt.
             ids = tokenizer(problem, add_special_tokens=not is_chat)["input_ids"]
             prompt = len(ids)
             ids = ids + tokenizer(row["response"], add_special_tokens=False)["input_ids"]

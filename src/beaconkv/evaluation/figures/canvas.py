@@ -60,7 +60,7 @@ class Page:
     """A figure measured in inches from its upper left corner.
 
     Args:
-        height: of all.
+        height: height of all.
     """
 
     def __init__(self, height: float) -> None:

@@ -1,4 +1,4 @@
-"""The figures and tables by name."""
+"""The figures and tables, with their names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .results import Measured
 from .tables import MEASURES, Found
 
 MIB = 2**20
-INTERVALS = "Bars and bands: 95% intervals over {over}; methods are set apart sideways so that bars can be seen."
+INTERVALS = "Bars and bands: 95% intervals over {over}; methods are shifted sideways so that bars can be seen."
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Recipe:
         full: whether the full cache belongs to it.
         blocks: (measured, policies, measure) -> the picture; None: there is none.
         paper: what the paper reports, as Markdown.
-        kind: of the results.
+        kind: kind of the results.
         main_only: show the task of all problems alone.
         note: what else its numbers mean.
     """
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def quality_blocks(measured: Measured, policies: Sequence[str], measure: str) -> list[Block]:
-    """Quality against budget: all tasks large, each task small beside it."""
+    """Quality against budget: all tasks large, each task small next to it."""
     ylabel = f"{MEASURES[measure]}, %"
     blocks = []
     for title, group in groups(policies):

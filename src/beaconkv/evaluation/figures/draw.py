@@ -35,11 +35,11 @@ def draw(
     """Write ``NAME.md`` and, where a picture helps, ``NAME.png`` and ``NAME.svg``.
 
     Args:
-        name: of :data:`FIGURES`.
+        name: name of :data:`FIGURES`.
         paths: result files, or folders that hold one; parts of one run are put together.
         out: a folder; it is made.
         measure: "accuracy" or "steps_right".
-        panels: show different models or problems beside each other.
+        panels: show different models or problems in panels.
 
     Raises:
         ValueError: an unknown name or measure; a result of another kind; what :func:`merge` refuses; results
@@ -85,7 +85,7 @@ def _choose(measured: Measured, recipe: Recipe) -> Found:
 
 
 def _remarks(name: str, recipe: Recipe, measured: Measured, found: Found, several: bool) -> list[str]:
-    """What is missing by name, with the command that makes it; budgets that were never reached; another scope."""
+    """Cells that are missing, with the command that computes them; budgets that were never reached; another scope."""
     task, start = measured.tasks[0], f"{measured.label}: " if several else ""
     absent = [policy for policy in recipe.wanted or () if policy not in found]
     if recipe.full and measured.full(task) is None:
@@ -112,10 +112,10 @@ def _remarks(name: str, recipe: Recipe, measured: Measured, found: Found, severa
     if idle:
         remarks.append(f"{start}nothing was evicted: {', '.join(idle)}")
     schedules = [schedule for result in measured.results for schedule in result.document.get("schedules", [])]
-    apart = dict.fromkeys(s["policy"] for s in schedules if s.get("scope") == "output")
-    apart = [policy for policy in apart if policy in found.values()]
-    if apart:
-        remarks.append(f"{start}the prompt does not count in the budget of {', '.join(apart)}")
+    separate = dict.fromkeys(s["policy"] for s in schedules if s.get("scope") == "output")
+    separate = [policy for policy in separate if policy in found.values()]
+    if separate:
+        remarks.append(f"{start}the prompt does not count in the budget of {', '.join(separate)}")
     return remarks
 
 

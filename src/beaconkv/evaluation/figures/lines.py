@@ -134,7 +134,7 @@ def _draw_budgets(axes: Axes, plot: Plot, width: float, digit: float) -> None:
 
 
 def _shift(line: Line, plot: Plot) -> float:
-    """Lines with intervals stand a little beside each other, so that no bar hides another: a factor of the budget."""
+    """Factor of the budget by which lines with intervals are shifted, so that no bar hides another."""
     with_bars = [one for one in plot.lines if one.points[0][1]["low"] is not None]
     lines = [one for one in with_bars if not (one.level or one.style.leading)]
     if line not in lines:
@@ -174,7 +174,7 @@ def _look(line: Line, scale: float) -> dict[str, object]:
 
 
 def _draw_labels(axes: Axes, plot: Plot, width: float, height: float) -> None:
-    """Names at the right, each with a piece of its line, and a hairline from where the line ends."""
+    """Names at the right, each with a segment of its line, and a hairline from where the line ends."""
     right = axes.get_xlim()[1]
     axes.get_ylim()  # settles the scale
     to_axes = (axes.transData + axes.transAxes.inverted()).transform

@@ -36,8 +36,8 @@ class Style:
     """How a method is drawn.
 
     Attributes:
-        colour, marker: of the method.
-        dashes: of its preset; the method as it is compared has a solid line.
+        colour, marker: colour and marker of the method.
+        dashes: dashes of its preset; the method as it is compared has a solid line.
         leading: the method that the figure is about.
     """
 

@@ -1,4 +1,4 @@
-"""What a line plot shows, apart from how it is drawn."""
+"""Data of a line plot, without its drawing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Plot:
         lines: those drawn last lie above.
         shares: budget -> percent of the mean length, where lengths are known.
         ylabel: what is drawn, with its unit; in the title of a large panel.
-        limits: of the axis; None: from 0 to what there is.
+        limits: limits of the axis; None: from 0 to what there is.
         log: whether the axis is logarithmic.
     """
 
@@ -69,7 +69,7 @@ class Block:
     Attributes:
         title: over them all.
         plots: panels.
-        labelled: the first so many are large and have labels at the ends of their lines.
+        labelled: number of first panels that are large and have labels at the ends of their lines.
     """
 
     title: str

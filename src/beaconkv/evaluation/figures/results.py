@@ -108,12 +108,12 @@ def merge(results: Sequence[Result], panels: bool = False) -> list[Measured]:
     """Put the parts of a run together.
 
     Args:
-        results: of one kind.
-        panels: whether results that differ in weights, tasks, sampling, seed, runs or dtype may stand side by side.
+        results: results of one kind.
+        panels: whether results that differ in weights, tasks, sampling, seed, runs or dtype may be shown in panels.
             Without it they are refused.
 
     Raises:
-        ValueError: parts that differ, by name; a row that two files have; a policy with two schedules.
+        ValueError: parts with different settings; a row that two files have; a policy with two schedules.
     """
     groups: list[list[Result]] = []
     for result in results:
@@ -126,12 +126,12 @@ def merge(results: Sequence[Result], panels: bool = False) -> list[Measured]:
             first = groups[0][0]
             raise ValueError(
                 f"{first.path} and {result.path} are no parts of one run, they differ in "
-                f"{_differences(first.facts, result.facts)}; --panels draws them side by side"
+                f"{_differences(first.facts, result.facts)}; --panels draws them in panels"
             )
     return [Measured(_label(group, groups), tuple(group), _rows(group)) for group in groups]
 
 
-def _beside_budget(schedule: dict[str, Any]) -> dict[str, Any]:
+def _without_budget(schedule: dict[str, Any]) -> dict[str, Any]:
     """What of a schedule is the same at all budgets: half of what stays is another number at each."""
     own = {k: v for k, v in schedule.items() if k not in ("policy", "budget", "budget_min")}
     stays = schedule.get("budget_min")
@@ -154,7 +154,7 @@ def _rows(group: list[Result]) -> dict[tuple[str, int | None, str], dict[str, An
                 raise ValueError(f"{key[0]}{at} (task {key[2]}) is in {where}: leave one out")
             rows[key], origin[key] = row, result.path
         for schedule in result.document.get("schedules", []):
-            own = _beside_budget(schedule)
+            own = _without_budget(schedule)
             before, where = schedules.setdefault(schedule["policy"], (own, result.path))
             if before != own:
                 raise ValueError(

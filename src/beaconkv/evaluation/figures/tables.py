@@ -17,14 +17,14 @@ POOLS = ("max", "mean")
 def splits(measured: Measured, found: Found, task: str, measure: str) -> str:
     """Table 1: recent and beacon queries."""
     budgets = measured.budgets(list(found.values()))
-    beside = task == measured.tasks[0] and measure == "accuracy"
+    has_paper = task == measured.tasks[0] and measure == "accuracy"
     header = ["recent : beacon", *(f"budget {budget}" for budget in budgets)]
-    header += [f"paper ({paper.TABLE1_SETTING})"] if beside else []
+    header += [f"paper ({paper.TABLE1_SETTING})"] if has_paper else []
     rows = [
         [
             wanted.rpartition(":")[2].replace("-", " : "),
             *(_cell(measured, spec, budget, task, measure) for budget in budgets),
-            *([f"{paper.TABLE1[wanted]:.1f}"] if beside else []),
+            *([f"{paper.TABLE1[wanted]:.1f}"] if has_paper else []),
         ]
         for wanted, spec in found.items()
     ]
@@ -32,7 +32,7 @@ def splits(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def pooling(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 2, queries and heads taken apart: four cells a budget."""
+    """Table 2, with queries and heads varied separately: four cells per budget."""
     parts = []
     for budget in measured.budgets(list(found.values())):
         rows = []
@@ -119,12 +119,12 @@ def difference(
     measured: Measured, first: str | None, second: str | None, budget: int, task: str, measure: str
 ) -> dict[str, Any] | None:
     """The paired difference first - second where the run has taken it either way round, else None."""
-    for one, other, turned in ((first, second, False), (second, first, True)):
+    for one, other, swapped in ((first, second, False), (second, first, True)):
         row = measured.rows.get((one, budget, task), {})
         against = row.get("against", {})
         if against.get("policy") == other and measure in against:
             found = against[measure]
-            if not turned:
+            if not swapped:
                 return found
             words = {"better": "worse", "worse": "better"}
             verdict = words.get(found["verdict"], found["verdict"])

@@ -93,7 +93,7 @@ def _typeset_alike(answer: str) -> str:
 
 
 class _Worker:
-    """One comparing process, started when first asked and again after it died. Threads take turns."""
+    """One comparing process, started when first asked and again after it died. Threads use it one after another."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

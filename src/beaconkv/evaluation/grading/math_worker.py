@@ -30,7 +30,7 @@ def main(seconds: float, address_space: int) -> None:
         return parse(f"${text}$", config, parsing_timeout=None)
 
     print("ready", file=replies, flush=True)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads complaints from here on, and a full pipe blocks
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings are not read from here on, and a full pipe blocks
     for line in sys.stdin:
         faulthandler.dump_traceback_later(seconds, exit=True)
         answer, gold = json.loads(line)

@@ -17,7 +17,7 @@ class LineFile:
     Args:
         path: the file; its folder is made.
         seen: called with each record that is there; a ``ValueError`` it raises is given file and line.
-        sync_every: after how many lines the disk is waited for. Each is handed to the system at once, so only a
+        sync_every: number of lines after which the disk is waited for. Each is passed to the system at once, so only a
             crash of the whole machine can lose those in between.
 
     Raises:

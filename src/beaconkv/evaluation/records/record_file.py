@@ -1,7 +1,7 @@
 """Results on disk, one JSON line a sample, written as they come, so that a long run can be killed and resumed.
 
-``samples.jsonl`` (any name) grows by whole lines in order of arrival. ``run.json`` beside it holds the settings
-that made them, so one folder holds one run. ``finalize()`` sorts the lines; what a clock measured goes to
+``samples.jsonl`` (any name) grows by whole lines in order of arrival. ``run.json`` in the same folder holds their
+settings, so one folder holds one run. ``finalize()`` sorts the lines; what a clock measured goes to
 ``samples.timing.jsonl``, so that the same samples always give the same bytes.
 """
 
@@ -82,7 +82,7 @@ class RecordFile:
             self._done.add(key)
 
     def finalize(self) -> None:
-        """Sort the file by key, timings apart, and close it.
+        """Sort the file by key, move timings into a file of their own, and close it.
 
         The result depends on the records alone, not on their order or on interruptions. A kill at any moment
         leaves either the old file or the new one. A finalized file may be resumed and finalized again.
@@ -123,7 +123,7 @@ class RecordFile:
         if path.exists():
             compare_settings(path, settings)
         elif self._done:
-            raise ValueError(f"{self.path} holds records, but {path} is gone: nobody knows the settings behind them")
+            raise ValueError(f"{self.path} holds records, but {path} is missing: their settings are unknown")
         else:
             write_settings(path, settings)
 

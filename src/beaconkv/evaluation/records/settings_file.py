@@ -24,13 +24,15 @@ def compare_settings(path: Path, settings: Mapping[str, Any], without: Collectio
     stored = json.loads(path.read_text("utf-8"))
     was = _flat({name: value for name, value in stored.items() if name not in without})
     now = _flat(json.loads(json.dumps(settings, allow_nan=False)))  # tuples become lists, as they did in the file
-    told = [
+    changed = [
         f"{name} was {was.get(name, 'not set')!r}, is {now.get(name, 'not set')!r}"
         for name in sorted(was.keys() | now.keys())
         if name not in was or name not in now or was[name] != now[name]
     ]
-    if told:
-        raise ValueError(f"{path} is of another run: {'; '.join(told)}. Resume with its settings or use a new folder")
+    if changed:
+        raise ValueError(
+            f"{path} is of another run: {'; '.join(changed)}. Resume with its settings or use a new folder"
+        )
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Task:
         grade: (problem, response, capped) -> fields of the record; "correct" among them, and "steps_right" (share
             of steps) where steps can be judged.
         chat: whether the problem is a user's message (a chat template is applied) or raw text.
-        max_new_tokens: a limit that no right answer exceeds, or None if nobody knows.
+        max_new_tokens: a limit that no right answer exceeds, or None where it is unknown.
         grader: name of the grader behind ``grade``; None where the task judges steps itself.
     """
 
@@ -44,7 +44,7 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
             ``machine@0.5`` for half as many steps; or a JSONL file of problems, with the name of a grader behind
             a colon (default: math).
         samples: problems of each task; None: a whole file, or 50 of a reasoning task.
-        seed: of the reasoning problems, and of the sample drawn from a file.
+        seed: random seed of the reasoning problems, and of the sample drawn from a file.
 
     Raises:
         ValueError: an unknown task or grader (the message lists the choices), a task given twice, a bad file.

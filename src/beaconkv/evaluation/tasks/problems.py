@@ -36,9 +36,9 @@ def load_problems(
 
     Args:
         path: the file, UTF-8.
-        limit: take at most so many: the first ones, or a random sample if ``seed`` is given. Either way they
+        limit: maximum number of problems: the first ones, or a random sample if ``seed`` is given. Either way they
             stay in the order of the file.
-        seed: of the sample.
+        seed: random seed of the sample.
         prompt_field: name of the field with the problem; by default the first of ``PROMPT_FIELDS`` that is there.
         answer_field: name of the field with the answer, a text or a number.
         id_field: name of the field with the id, a text or a number. Where it is missing, an id is made from the

@@ -7,7 +7,7 @@ Two things are changed on the model, and restored when its last bounded cache is
   implementation: the masks are made and the attention functions looked up by that name;
 - a forward pre-hook on each attention module that serves a bounded layer. If the call brings a
   BoundedCache, it adds one keyword argument with that cache's layer and the model's cos and sin. The
-  argument travels to the attention function; nothing is ever stored on a module.
+  argument reaches the attention function; nothing is ever stored on a module.
 
 ``generate`` compares texts as :mod:`.generation` says.
 """
@@ -46,7 +46,7 @@ class AnnouncedCache(ABC):
 
     @abstractmethod
     def begin(self, arguments: dict[str, Any]) -> None:
-        """A forward pass of that model begins, with these arguments by name.
+        """A forward pass of that model begins, with these keyword arguments.
 
         Raises:
             ValueError: input that does not continue what the cache holds.
@@ -169,8 +169,8 @@ class Attachment:
         """Before a module that holds all bounded layers.
 
         Args:
-            depth: of the module below the model.
-            names: of the parameters of its forward.
+            depth: depth of the module below the model.
+            names: names of the parameters of its forward.
         """
         cache = _cache_of(args, kwargs)
         if cache is None and depth == 0 and not torch.compiler.is_compiling():

@@ -37,8 +37,8 @@ class CompiledDecoder:
     Args:
         model: with sdpa attention.
         cache: after the prompt. Every layer bounded, with a policy that evicts.
-        mode: of ``torch.compile``; None: "reduce-overhead" (CUDA graphs) on a GPU, "default" elsewhere.
-        backend: of ``torch.compile``.
+        mode: mode of ``torch.compile``; None: "reduce-overhead" (CUDA graphs) on a GPU, "default" elsewhere.
+        backend: backend of ``torch.compile``.
 
     Raises:
         ValueError: a cache or model that this cannot serve, with the reason.
@@ -221,7 +221,7 @@ class _StepCall(AnnouncedStep):
         self.owner = owner
 
     def note_rope(self, index: int, cos: Tensor, sin: Tensor) -> None:
-        """Before the attention of a layer: what turns its queries."""
+        """Called before the attention of a layer. cos, sin: rotation of its queries."""
         step, number = self.owner[index]
         if number == 0:
             step.cos.copy_(cos)

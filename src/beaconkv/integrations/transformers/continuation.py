@@ -193,7 +193,7 @@ class SeenColumns:
 
         Args:
             ids: (B, length) int64, or None if the host was given embeddings.
-            length: of the text.
+            length: length of the text.
             columns: that the cache was shown.
 
         Raises:

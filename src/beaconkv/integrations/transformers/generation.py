@@ -26,7 +26,7 @@ class ContinuedCache(ABC):
 
         Args:
             ids: (B, length) int64, the whole text or its new part; None where embeddings are given.
-            length: of what is given.
+            length: length of what is given.
             mask: (B, columns), or None.
 
         Raises:

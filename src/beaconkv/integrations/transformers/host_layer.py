@@ -23,7 +23,7 @@ class BoundedCacheLayer(CacheLayerMixin):
 
     Args:
         stack: layers that take decode steps together.
-        number: of this layer among them.
+        number: index of this layer among them.
     """
 
     is_compileable = False
@@ -159,13 +159,6 @@ class BoundedCacheLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.number == 0:
             self.stack.select_rows(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.layer.is_allocated:
-            self.reorder_cache(torch.arange(len(self.layer.rows)).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.reorder_cache(indices.nonzero().flatten() if indices.dtype == torch.bool else indices)
 
     def crop(self, *args: Any) -> None:
         raise RuntimeError(NO_ROLLBACK)

@@ -44,7 +44,7 @@ class Tokens:
     Attributes:
         keys, values: (B, H_kv, n, D).
         queries: (B, H, n, D) after RoPE.
-        rope: of these columns.
+        rope: rope of these columns.
     """
 
     keys: Tensor

@@ -1,6 +1,6 @@
 """Bounded caches in a vLLM server, by vLLM's public extension points alone.
 
-Nothing here runs unless it is asked for: a server whose worker class is :data:`WORKER`, with settings that name a
+Nothing here runs by default, only in a server whose worker class is :data:`WORKER`, with settings that name a
 budget. ``beaconkv serve`` starts one.
 """
 

@@ -2,7 +2,7 @@
 
 A step of the server:
 
-    builder.build()     evicts what is due, finds places for the new entries, tells the kernel how many there are
+    builder.build()     evicts what is due, finds places for the new entries, passes the kernel the number of entries
     impl.forward()      vLLM's own kernel; then the queries go into the window, or, of a prompt, to the policy
 
 Evictions that fall due among the tokens of one step (a long prompt, a request that is read again after a preemption)
@@ -58,10 +58,10 @@ class RequestChunks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What is to be done in each layer after its attention.
+    """Work in each layer after its attention.
 
     Attributes:
-        group: of layers.
+        group: group of layers.
         tokens: (n,) int64, which tokens of the step are decode steps; None: the first n, which are all.
         rows, columns: (n,) int64, where their queries go.
         chunked: the other requests.
@@ -74,12 +74,12 @@ class StepWork:
     chunked: list[RequestChunks]
 
     def after(self, impl: BoundedImpl, layer: Any, tensors: tuple[Tensor, ...], cache: Tensor) -> None:
-        """Observe, and evict where it cannot wait.
+        """Observe, and evict where tokens of the same step follow.
 
         Args:
-            impl, layer: of the attention layer that was run.
+            impl, layer: the attention layer that was run.
             tensors: query, key, value and output of all tokens of the step.
-            cache: of the layer.
+            cache: cache of the layer.
         """
         group, number, query = self.group, impl.number, tensors[0]
         if group.watches and len(self.rows):
@@ -99,12 +99,12 @@ class StepWork:
 
 
 class BoundedImpl:
-    """Goes before an attention implementation: one layer's attention.
+    """Mixed in before an attention implementation: one layer's attention.
 
     Attributes:
-        bounded: what is known of the layer, once the model is loaded; None: it is not bounded.
-        registry: of the worker.
-        number: of the layer within its group.
+        bounded: the layer, once the model is loaded; None: it is not bounded.
+        registry: registry of the worker.
+        number: index of the layer within its group.
         probe: while it is a list, queries are put there instead of being attended to.
     """
 
@@ -141,7 +141,7 @@ def store_of(layer: Any) -> Write:
 
 
 class BoundedBuilder(ABC):
-    """Goes before a metadata builder: all layers of a group, before a step."""
+    """Mixed in before a metadata builder: all layers of a group, before a step."""
 
     supports_update_block_table = False  # metadata of another group would know other places
     group: LayerGroup | None = None
@@ -225,7 +225,7 @@ class BoundedBuilder(ABC):
                 chunked.append(RequestChunks(request, starts[index], self._repeats(chunks, table), table))
         # In place, since the forward pass holds this very tensor.
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
-        metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
+        metadata = super().build(0, self._by_entries(common_attn_metadata, lengths), fast_build)
         if chunked:
             indices = [device_index(numbers, self.device) for numbers in (tokens, rows, columns)]
             metadata.bounded = StepWork(self.group, *indices, chunked)
@@ -244,15 +244,15 @@ class BoundedBuilder(ABC):
         row, entry = staged(torch.from_numpy(np.stack([rows, entry]))).to(blocks.device, non_blocking=True)
         return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
 
-    def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
-        """What vLLM's own builder is told: the entries there are, not the tokens there were."""
+    def _by_entries(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
+        """Metadata for vLLM's own builder, with the number of entries in place of the number of tokens."""
         lengths = lengths + [0] * (common.num_reqs - len(lengths))
         on_host = torch.tensor(lengths, dtype=torch.int32)
-        told = self._lengths[: len(lengths)]
-        told.copy_(staged(on_host), non_blocking=True)
+        shown = self._lengths[: len(lengths)]
+        shown.copy_(staged(on_host), non_blocking=True)
         return replace(
             common,
-            seq_lens=told,
+            seq_lens=shown,
             max_seq_len=max(lengths),
             seq_lens_cpu_upper_bound=None if common.seq_lens_cpu_upper_bound is None else on_host,
             _num_computed_tokens_cache=None,
@@ -267,9 +267,9 @@ class BoundedBuilder(ABC):
 
     def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:
         """A step without requests: a trial run, or the capture of a graph."""
-        told = self._lengths[: common.num_reqs]
-        told.copy_(common.seq_lens[: common.num_reqs])
-        metadata = super().build(0, replace(common, seq_lens=told, _num_computed_tokens_cache=None), fast_build)
+        shown = self._lengths[: common.num_reqs]
+        shown.copy_(common.seq_lens[: common.num_reqs])
+        metadata = super().build(0, replace(common, seq_lens=shown, _num_computed_tokens_cache=None), fast_build)
         if common.max_query_len == 1:
             metadata.bounded = self._plan_steps([], [], common.num_actual_tokens)
         return metadata

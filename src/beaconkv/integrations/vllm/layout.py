@@ -17,8 +17,8 @@ def is_readable(store: Write, views: Views, cache: Tensor) -> bool:
     """Whether ``views`` read what ``store`` writes, and write what it would have written.
 
     Args:
-        store: of the backend.
-        views: of the layout to be tried.
+        store: store of the backend.
+        views: views of the layout to be tried.
         cache: (blocks, H_kv, block size, 2 D); its first block is used for the trial, and left as it was.
     """
     _, heads, size, both = cache.shape
@@ -48,7 +48,7 @@ def require_readable(
     """Raise ``ValueError`` unless a layer's cache can be read.
 
     Args:
-        name, backend: of the layer and of its attention backend, for the message.
+        name, backend: names of the layer and of its attention backend, for the message.
         store, views, cache: see :func:`is_readable`.
         shape: (H_kv, block size, 2 D) that the cache of each block should have.
     """

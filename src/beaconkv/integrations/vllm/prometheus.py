@@ -1,4 +1,4 @@
-"""What a server tells about its bounded cache: Prometheus metrics, and a line in the log now and then.
+"""Prometheus metrics of a bounded cache, and a line in the log from time to time.
 
 The worker is a process of its own, and the page of metrics is served by another. Prometheus' client joins them by
 files: with ``PROMETHEUS_MULTIPROC_DIR`` in the environment of the server (``beaconkv serve`` sets it) they are on the
@@ -36,7 +36,7 @@ def _metrics() -> SimpleNamespace:
         bytes_saved=Gauge(
             "beaconkv:running_saved_bytes", "Bytes of keys and values that running requests do not hold.", **gauge
         ),
-        state_bytes=Gauge("beaconkv:state_bytes", "Bytes that policies remember beside the blocks.", **gauge),
+        state_bytes=Gauge("beaconkv:state_bytes", "Bytes of policy states, outside the blocks.", **gauge),
     )
 
 
@@ -44,19 +44,19 @@ class Reporter:
     """Reports what a worker counts; of the workers of one model, the first does it for all.
 
     Args:
-        registry: of the worker.
+        registry: registry of the worker.
         ranks: workers among which the heads are divided.
-        rank: of the worker.
+        rank: rank of the worker.
     """
 
     def __init__(self, registry: RequestRegistry, ranks: int, rank: int) -> None:
-        self.registry, self.ranks, self.speaks = registry, ranks, rank % ranks == 0
+        self.registry, self.ranks, self.reports = registry, ranks, rank % ranks == 0
         self._last = ServerStats(0, 0, 0, 0, 0, 0, 0)
         self._logged, self._logged_at = self._last, time.monotonic()
 
     def report(self) -> None:
         """After a step."""
-        if not self.speaks or not self.registry.groups:
+        if not self.reports or not self.registry.groups:
             return
         stats, metrics = self.registry.stats(), _metrics()
         for name in ("evictions", "entries_dropped", "tokens_seen"):

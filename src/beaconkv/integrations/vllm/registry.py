@@ -1,4 +1,4 @@
-"""What a worker knows of its requests: told by the scheduler before each step, asked by the attention layers."""
+"""The requests of a worker: updated from the scheduler's output before each step, read by the attention layers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .spec import BoundedSpec
 from .stats import RequestStats, ServerStats, request_stats
 
 REMEMBERED = 4096
-"""Requests that ended and were not asked for."""
+"""Maximum number of finished requests whose statistics are kept until they are read."""
 
 
 class RequestRegistry:
     """The requests of one worker.
 
     Args:
-        settings: of the server.
+        settings: settings of the server.
         runner: gives the model runner, which knows in what order requests stand in a batch.
 
     Attributes:
-        groups: of layers, each with the requests' states.
+        groups: groups of layers, each with the requests' states.
     """
 
     def __init__(self, settings: ServingSettings, runner: Callable[[], Any]) -> None:
@@ -35,33 +35,33 @@ class RequestRegistry:
         self._in_step = False
 
     def add(self, group: LayerGroup, spec: BoundedSpec) -> None:
-        """A group of layers is there."""
+        """Add a group of layers."""
         self.groups.append(group)
         self.specs.append(spec)
 
-    def begin_step(self, told: Any) -> None:
-        """Take in what vLLM's scheduler says of a step (its ``SchedulerOutput``)."""
-        for name in told.finished_req_ids:
+    def begin_step(self, scheduled: Any) -> None:
+        """Update from the output of vLLM's scheduler for one step (``SchedulerOutput``)."""
+        for name in scheduled.finished_req_ids:
             self._finish(name)
-        for name in told.preempted_req_ids or ():
+        for name in scheduled.preempted_req_ids or ():
             for group in self.groups:
                 group.drop(name)
-        for new in told.scheduled_new_reqs:
+        for new in scheduled.scheduled_new_reqs:
             if new.num_computed_tokens:
                 raise RuntimeError(
                     f"request {new.req_id} begins at token {new.num_computed_tokens}: a bounded cache has to see every "
-                    "token (no prefix cache, no sessions that are gone on with)"
+                    "token (no prefix cache, no continued sessions)"
                 )
             self._prompts[new.req_id] = new.prompt_len
             self._begin(new.req_id)
-        again = told.scheduled_cached_reqs
+        again = scheduled.scheduled_cached_reqs
         for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
             if name in again.resumed_req_ids and computed == 0:
                 self._begin(name)
         self._in_step = True
 
     def end_step(self) -> None:
-        """The step is over: what is built from now on is built for no request."""
+        """End the step: metadata built from now on is for no request."""
         self._in_step = False
 
     def _begin(self, name: str) -> None:
@@ -102,7 +102,7 @@ class RequestRegistry:
         return finished
 
     def state_bytes(self) -> int:
-        """Bytes beside the blocks, on this rank."""
+        """Bytes outside the blocks, on this rank."""
         return sum(group.state_bytes() for group in self.groups)
 
     def stats(self) -> ServerStats:

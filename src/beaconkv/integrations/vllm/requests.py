@@ -1,7 +1,7 @@
-"""The policy's side of one group of layers: what it has seen of each request, and the entries it keeps.
+"""The policy states of one group of layers, for each request, and its evictions.
 
 A group is the layers whose blocks are numbered alike. Decode steps leave their queries in a window, one small copy a
-layer; the policy is shown them when the window is full or an eviction is due, the heads of all layers side by side, as
+layer; the policy is shown them when the window is full or an eviction is due, the heads of all layers stacked, as
 :class:`~beaconkv.cache.LayerStack` does it. Prompts go layer by layer, while each is under way.
 """
 
@@ -20,7 +20,7 @@ from .entries import BlockStore, Views
 from .rotary import LayerRope
 
 WINDOW = 8
-"""Queries of a request that wait for the policy at most."""
+"""Maximum number of queries of a request that wait for the policy."""
 
 SINGLE = Rows([0])
 """A request is a batch of one row."""
@@ -28,12 +28,12 @@ SINGLE = Rows([0])
 
 @dataclass(frozen=True)
 class BoundedAttention:
-    """What is known of one attention layer.
+    """One attention layer.
 
     Attributes:
         name: in the model.
         heads, kv_heads, head_dim: H, H_kv, D, of this rank.
-        rope: what turns its queries.
+        rope: rotation of its queries.
         params: how it computes its logits.
         cache: gives its blocks, in vLLM's own layout.
     """
@@ -52,10 +52,10 @@ class RequestCache:
     """One request in one group of layers.
 
     Attributes:
-        progress: how many tokens it has seen, how many entries it holds.
-        row: its place in the window.
-        waiting: queries in the window that the policy has not seen.
-        states: of each layer; or of all of them together, one.
+        progress: counter of its tokens and entries.
+        row: its row in the window.
+        waiting: number of queries in the window that the policy has not seen.
+        states: one of each layer, or one of all of them stacked.
         held: per state, (H_kv, K) int32: positions of the entries that the last eviction left; None before the first.
         pending: per layer, queries of the prefill chunk that goes on in another step.
     """
@@ -73,7 +73,7 @@ class Totals:
     """Counted since the start, per layer and KV head: requests are evicted alike in all of them.
 
     Attributes:
-        evictions, dropped: of all requests.
+        evictions, dropped: numbers of evictions and of dropped entries of all requests.
         seen: tokens of all requests, those of a prompt that is read again after a preemption included.
     """
 
@@ -91,12 +91,12 @@ class LayerGroup:
     """Requests in layers that share a block table.
 
     Args:
-        policy, schedule: of all requests.
+        policy, schedule: policy and schedule of all requests.
         chunk: number of prompt tokens in each chunk, see :class:`~beaconkv.cache.Progress`.
         layers: in the order of the model, with equal numbers of heads.
         views: reads the layout of their caches.
         max_requests: that run at a time.
-        dtype, device: of the queries.
+        dtype, device: dtype and device of the queries.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LayerGroup:
         self.stacks = policy.per_head and same_rope and self.stacked_params is not None
 
     def begin(self, name: str, prompt: int) -> None:
-        """A request starts, or starts anew, with a prompt of so many tokens."""
+        """A request starts, or starts anew. prompt: number of tokens of its prompt."""
         self.drop(name)
         count = len(self.layers)
         self.requests[name] = RequestCache(
@@ -144,11 +144,11 @@ class LayerGroup:
             self._free_rows.append(request.row)
 
     def advance(self, name: str, tokens: int, table: Tensor) -> tuple[RequestCache, list[Chunk]]:
-        """Tokens are coming: what is due is evicted, so that they can be stored behind what stays.
+        """Called before tokens are stored: carries out the eviction that is due.
 
         Args:
-            name: of the request.
-            tokens: of this step.
+            name: name of the request.
+            tokens: number of its tokens in this step.
             table: (n,) int64, its blocks in order.
 
         Returns:
@@ -181,7 +181,7 @@ class LayerGroup:
         """Keep the queries of decode steps.
 
         Args:
-            number: of the layer, within the group.
+            number: index of the layer, within the group.
             rows, columns: (n,) int64, see :meth:`place`.
             queries: (n, H, D) after RoPE.
         """
@@ -191,9 +191,9 @@ class LayerGroup:
         """Show the policy the queries of a chunk, in one layer.
 
         Args:
-            number: of the layer, within the group.
+            number: index of the layer, within the group.
             request: whose tokens these are.
-            chunk: of them.
+            chunk: which of its tokens.
             queries: (m, H, D) after RoPE.
         """
         state, rope = request.states[number], self.layers[number].rope
@@ -253,7 +253,7 @@ class LayerGroup:
             self.totals.dropped += count - keep
 
     def _stack(self, request: RequestCache) -> None:
-        """Put what was seen in all layers into one state from now on, if the layers allow it."""
+        """Stack the states of all layers into one from now on, if the layers allow it."""
         if len(request.states) < len(self.layers) or not self.stacks or len(self.layers) == 1:
             return
         stacked = type(request.states[0]).stack(request.states)
@@ -270,7 +270,7 @@ class LayerGroup:
             request.held = [None] * count if held is None else list(held.chunk(count))
 
     def state_bytes(self) -> int:
-        """Bytes beside the blocks: the window, and what is remembered of the requests that run now."""
+        """Bytes outside the blocks: the window, and the policy states of the running requests."""
         states = sum(
             sum(state.nbytes for state in request.states) + sum(h.nbytes for h in request.held if h is not None)
             for request in self.requests.values()

@@ -17,7 +17,7 @@ class LayerRope:
 
     Args:
         cos, sin: (positions, D_rot), in the dtype of the queries.
-        apply: what turns them.
+        apply: function that rotates them.
     """
 
     def __init__(self, cos: Tensor, sin: Tensor, apply: RotaryFn) -> None:
@@ -58,7 +58,7 @@ def layer_rope(
     that never rotates its queries is recognised too.
 
     Args:
-        name: of the layer.
+        name: name of the layer.
         parent: its module, see :func:`attention_parents`.
         queries_at: (parent, position, hidden (1, size)) -> the query (1, H, D) that reaches the attention.
         hidden: (1, size) random hidden states, in the dtype of the queries and where they are.
@@ -86,7 +86,7 @@ def layer_rope(
             shared[id(None)] = LayerRope(still, still, ops.apply_identity)
         return shared[id(None)]
     if table is None:
-        raise ValueError(f"{kind}: its rotary_emb has no cos_sin_cache: its queries cannot be turned back")
+        raise ValueError(f"{kind}: its rotary_emb has no cos_sin_cache: its queries cannot be un-rotated")
     rotary = parent.rotary_emb
     known = [shared[id(rotary)]] if id(rotary) in shared else _readings(table.to(hidden))
     tolerance = 1e-4 if hidden.dtype == torch.float32 else 5e-2

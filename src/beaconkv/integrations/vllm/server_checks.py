@@ -47,7 +47,7 @@ def require_supported_config(config: Any, settings: ServingSettings) -> None:
 
     Args:
         config: the ``VllmConfig`` of a worker.
-        settings: of the bounded cache.
+        settings: settings of the bounded cache.
     """
     parallel, cache, model = config.parallel_config, config.cache_config, config.model_config
     refused = [

@@ -1,4 +1,4 @@
-"""What a server is told: a method, its budget and its schedule. No vLLM needed."""
+"""Settings of a server: a method, its budget and its schedule. No vLLM needed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ServingSettings:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> ServingSettings | None:
-        """Settings by name, such as ``{"budget": 2048}``; None if there are none.
+        """Settings as a dictionary, such as ``{"budget": 2048}``; None if there are none.
 
         Raises:
             ValueError: an unknown name, or as the class.
@@ -100,7 +100,7 @@ class ServingSettings:
 
         Args:
             environment: variables and their values.
-            strict: False: unknown names are an error only beside known ones, since vLLM's own servers see these
+            strict: False: unknown names are an error only together with known ones, since vLLM's own servers see these
                 variables too.
 
         Raises:

@@ -21,9 +21,9 @@ class BoundedSpec(FullAttentionSpec):
     """Full attention over a bounded number of entries.
 
     Attributes:
-        schedule: of every request.
+        schedule: schedule of every request.
         chunk: number of prompt tokens between two evictions at least.
-        step_tokens: tokens of a request that may come in one step.
+        step_tokens: maximum number of tokens of a request in one step.
     """
 
     schedule: EvictionSchedule | None = None
@@ -36,7 +36,7 @@ class BoundedSpec(FullAttentionSpec):
         return False
 
     def slots(self, tokens: int) -> int:
-        """Slots that so many tokens of one request need at most."""
+        """Maximum number of slots that one request of ``tokens`` tokens needs."""
         bound = most_slots(self.schedule, self.chunk, self.step_tokens)
         return tokens if bound is None else min(tokens, bound)
 
@@ -61,7 +61,7 @@ def bounded(spec: Any, schedule: EvictionSchedule, chunk: int, step_tokens: int)
 
 @dataclass
 class Holding:
-    """What the scheduler knows of one request.
+    """The scheduler's record of one request.
 
     Attributes:
         progress: up to the tokens that are scheduled.
@@ -81,7 +81,7 @@ class BoundedManager(FullAttentionManager):
     """Blocks of requests whose number of entries is bounded.
 
     The worker evicts by count, so what a request holds follows from its prompt and its tokens (:class:`Progress`).
-    Nothing is told from one side to the other.
+    The two sides exchange no messages.
     """
 
     supports_fine_grained_hash_lookup = False
@@ -90,7 +90,7 @@ class BoundedManager(FullAttentionManager):
         super().__init__(*args, **kwargs)
         self._held: dict[str, Holding] = {}
         self._lengths: dict[str, int] = {}  # tokens of a request when it was admitted
-        self._wanted: dict[str, tuple[int, int]] = {}  # (tokens, slots) asked for last
+        self._wanted: dict[str, tuple[int, int]] = {}  # (tokens, slots) of the last request
 
     def _slots(self, request_id: str, num_tokens: int, computed: int) -> int:
         """Slots that the step from ``computed`` to ``num_tokens`` tokens needs."""
@@ -124,7 +124,7 @@ class BoundedManager(FullAttentionManager):
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list:
         asked, slots = self._wanted.get(request_id, (None, None))
         if asked != num_tokens:
-            raise RuntimeError(f"request {request_id}: blocks for {num_tokens} tokens, but {asked} were asked for")
+            raise RuntimeError(f"request {request_id}: blocks for {num_tokens} tokens, but {asked} were requested")
         if (held := self._held.get(request_id)) is not None:
             held.steps.append((num_tokens, slots))
         return super().allocate_new_blocks(request_id, slots, slots)

@@ -17,7 +17,7 @@ class RequestStats:
         prompt_tokens, tokens_seen: its prompt; all its tokens.
         entries: stored at the end.
         evictions: since it was last started; a preempted request starts anew.
-        bytes_saved: of its keys and values that were not there at the end, on one rank.
+        bytes_saved: bytes of its keys and values that were not stored at the end, on one rank.
     """
 
     request: str
@@ -38,7 +38,7 @@ class ServerStats:
 
     Attributes:
         requests: that have entries now.
-        evictions, entries_dropped, tokens_seen: of all requests so far.
+        evictions, entries_dropped, tokens_seen: numbers of these of all requests so far.
         running_stored, running_seen: entries and tokens of the requests that have entries now.
         bytes_per_token: keys and values of one token in all bounded layers, on this rank.
     """
@@ -53,7 +53,7 @@ class ServerStats:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of keys and values that the running requests would have beside what they hold, on this rank."""
+        """Bytes of keys and values that the running requests would hold in addition without eviction, on this rank."""
         return (self.running_seen - self.running_stored) * self.bytes_per_token
 
     def to_dict(self) -> dict[str, int]:

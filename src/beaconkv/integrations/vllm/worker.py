@@ -1,6 +1,6 @@
 """The worker that asks for a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
 
-vLLM tells its worker everything that the attention layers are not told: which requests a step is for, how long their
+vLLM passes to its worker what the attention layers do not get: which requests a step is for, how long their
 prompts are, when they end; and the worker has the model.
 """
 
@@ -63,12 +63,12 @@ class BoundedWorker(Worker):
             if name in self._bounded_specs()
         }
         for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values():
-            layer.impl.registry = self.registry  # those that are not bounded too: they are in good hands
+            layer.impl.registry = self.registry  # also those that are not bounded: they check for our worker
         self._bind(layers)
         logger.info("Bounded cache in %d layers: %s", len(layers), self.bounded_settings.describe())
 
     def _bind(self, layers: dict[str, nn.Module]) -> None:
-        """Tell each attention layer what its model knows."""
+        """Bind each attention layer to its rotation and parameters."""
         parents = attention_parents(self.model_runner.get_model(), layers)
         ropes: dict[int, LayerRope] = {}
         generator = torch.Generator().manual_seed(0)
@@ -123,7 +123,7 @@ class BoundedWorker(Worker):
             raise ValueError(f"this model has no full-attention layer to bound, only {kinds}")
         if len({type(spec) for spec in own.values()}) > 1 and self.scheduler_config.disable_hybrid_kv_cache_manager:
             raise ValueError(
-                "this model has layers of several kinds, which a bounded cache keeps apart: start vLLM without "
+                "this model has layers of several kinds, which a bounded cache keeps separate: start vLLM without "
                 "--disable-hybrid-kv-cache-manager"
             )
         return own
@@ -136,7 +136,7 @@ class BoundedWorker(Worker):
         reserve = self.state_bytes_per_request() * self.vllm_config.scheduler_config.max_num_seqs
         if reserve >= available:
             raise ValueError(
-                f"{self.bounded_settings.policy} remembers {reserve / 2**30:.1f} GiB of "
+                f"{self.bounded_settings.policy} needs {reserve / 2**30:.1f} GiB of "
                 f"{self.vllm_config.scheduler_config.max_num_seqs} requests, and {available / 2**30:.1f} GiB are left: "
                 "choose a smaller --max-num-seqs"
             )
@@ -165,7 +165,7 @@ class BoundedWorker(Worker):
                     require_readable(name, backend, store_of(layer), group.views, layer.kv_cache, shape)
 
     def state_bytes_per_request(self) -> int:
-        """Bytes beside the blocks of one request of the greatest length on this rank: positions, window and the
+        """Bytes outside the blocks of one request of the greatest length on this rank: positions, window and the
         policy's state, measured."""
         layers = [layer.impl.bounded for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values()]
         settings, dtype, length = self.bounded_settings, self.model_config.dtype, self.model_config.max_model_len
@@ -191,7 +191,7 @@ class BoundedWorker(Worker):
         """Counted so far: ``llm.collective_rpc("bounded_stats")``.
 
         Returns:
-            :class:`ServerStats` as a dict; "state_bytes", what is remembered beside the blocks on this rank; and under
+            :class:`ServerStats` as a dict; "state_bytes", bytes of policy states on this rank; and under
             "finished" a :class:`RequestStats` of each request that ended since the last call.
         """
         if self.registry is None:

@@ -51,7 +51,7 @@ def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Ro
 
 
 def _ordinary(tensor: Tensor, source: Tensor, rows: Rows | None) -> bool:
-    """Whether the kernel may run on it: entries in one piece, and as many rows and heads as are spoken of."""
+    """Whether the kernel supports it: contiguous entries, and rows and heads that match the index."""
     every = rows is None or rows.index is None
     return (
         tensor.element_size() in INTEGERS

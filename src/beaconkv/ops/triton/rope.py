@@ -1,4 +1,4 @@
-"""Triton twin of turning queries back into a buffer: read once, written once, whatever their dtypes."""
+"""Triton twin of un-rotating queries into a buffer: read once, written once, in any dtypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import rope as reference
 from .launch import on_device_of
 
 STEPS = 16
-"""Most queries of a head that a program turns."""
+"""Maximum number of queries of a head that a program un-rotates."""
 
 
 def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
@@ -36,7 +36,7 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
             heads,
             steps,
             dim,
-            _turned(rope),
+            _unrotated(rope),
             NEIGHBOURS=layout.neighbours,
             ONCE=layout.listed_once,
             STEPS=block,
@@ -51,8 +51,8 @@ def _strides(cos: Tensor) -> tuple[int, int, int]:
     return row if cos.shape[0] > 1 else 0, step if cos.shape[1] > 1 else 0, dim
 
 
-def _turned(rope: Rope) -> int:
-    """D_rot: how many dimensions of a query turn."""
+def _unrotated(rope: Rope) -> int:
+    """D_rot: number of dimensions of a query that are rotated."""
     return rope.cos.shape[-1] * (2 if rope.apply is reference.apply_half_once else 1)
 
 
@@ -65,7 +65,7 @@ def _ordinary(target: Tensor, start: int, x: Tensor, rope: Rope) -> bool:
         return False
     rows, heads, steps, dim = x.shape
     rope_rows, rope_steps, _ = rope.cos.shape
-    rotary = _turned(rope)
+    rotary = _unrotated(rope)
     return (
         target.shape[:2] == (rows, heads)
         and target.shape[3] == dim
@@ -105,22 +105,22 @@ def _unrotate(
         at, other_at = d, other
     sign = tl.where(second, -1.0, 1.0)
     inside = (step < steps) & (d < dim)
-    turns = inside & (d < rotary)
+    is_rotated = inside & (d < rotary)
 
     x += row * stride_xr + head * stride_xh + step * stride_xn
     own = tl.load(x + d * stride_xd, mask=inside, other=0.0).to(tl.float32)
-    paired = tl.load(x + other * stride_xd, mask=turns, other=0.0).to(tl.float32)
+    paired = tl.load(x + other * stride_xd, mask=is_rotated, other=0.0).to(tl.float32)
     cos += row * stride_cr + step * stride_cn
     sin += row * stride_sr + step * stride_sn
-    # What does not turn has cos 1 and sin 0.
-    c = tl.load(cos + at * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + at * stride_sd, mask=turns, other=0.0).to(tl.float32)
-    c_paired = tl.load(cos + other_at * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s_paired = tl.load(sin + other_at * stride_sd, mask=turns, other=0.0).to(tl.float32)
+    # Dimensions that are not rotated have cos 1 and sin 0.
+    c = tl.load(cos + at * stride_cd, mask=is_rotated, other=1.0).to(tl.float32)
+    s = tl.load(sin + at * stride_sd, mask=is_rotated, other=0.0).to(tl.float32)
+    c_paired = tl.load(cos + other_at * stride_cd, mask=is_rotated, other=1.0).to(tl.float32)
+    s_paired = tl.load(sin + other_at * stride_sd, mask=is_rotated, other=0.0).to(tl.float32)
 
     # A vector of ones, forth and back: cos² + sin², by the same steps as in the reference.
     ones, ones_paired = c - sign * s, c_paired + sign * s_paired
     norm = ones * c + sign * ones_paired * s
-    turned = tl.div_rn(own * c + sign * paired * s, norm)
+    unrotated = tl.div_rn(own * c + sign * paired * s, norm)
     target += row * stride_tr + head * stride_th + step * stride_tn
-    tl.store(target + d * stride_td, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(target + d * stride_td, unrotated.to(target.dtype.element_ty), mask=inside)

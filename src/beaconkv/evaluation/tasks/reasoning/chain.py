@@ -1,7 +1,7 @@
 """Chains of reasoning: written by a program, or read and checked step by step.
 
-A task is a generator that yields each step of its chain as it ought to be and is told what was really
-written. Told what it yielded, it writes the reference chain; told what a model wrote, it checks the
+A task is a generator that yields each step of its chain as it should be and is sent what was really
+written. Sent what it yielded, it writes the reference chain; sent what a model wrote, it checks the
 model's steps, each against the prompt and the model's *own* earlier steps.
 """
 
