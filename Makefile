@@ -9,7 +9,7 @@ TF4_TESTS = tests/integrations tests/instruments tests/models $(wildcard tests/t
 
 FETCH = -c "from beaconkv.models.smollm2 import converted_folder; converted_folder(print)"
 
-.PHONY: help demo demo-text test test-wheel test-pythons test-vllm mutation lint bench bench-peers bench-serving sweep $\
+.PHONY: help demo demo-text docs test test-wheel test-pythons test-vllm mutation lint bench bench-peers bench-serving sweep $\
 	catalogue train setup models clean
 
 help:  ## this list
@@ -45,6 +45,10 @@ test-pythons:  ## some tests on each Python of the classifiers that is found her
 
 mutation: .venv/ready  ## docs/mutation.md: small mistakes in the library, and which test notices each; some twenty minutes
 	.venv/bin/python -m tests.mutation.run
+
+docs: .venv/docs-ready  ## the documentation as a site with an API reference, in docs/_build/html; fails on broken links
+	.venv/bin/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo "open docs/_build/html/index.html"
 
 lint: .venv/ready  ## ruff
 	.venv/bin/ruff check .
@@ -86,6 +90,10 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	@echo "== setting up .venv (transformers 5.x); a few minutes the first time"
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf5.txt -e ".[dev,kernels]"
+	@touch $@
+
+.venv/docs-ready: .venv/ready
+	.venv/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf5.txt -e ".[docs]"
 	@touch $@
 
 .venv-tf4/ready: pyproject.toml constraints.txt constraints-tf4.txt

@@ -4,6 +4,7 @@ FILES lists what belongs to the package. Ends with an ``AssertionError`` that sa
 """
 
 import importlib
+import importlib.metadata
 import pkgutil
 import subprocess
 import sys
@@ -34,6 +35,15 @@ def check_contents(wheel, files):
         assert f"beaconkv/{name}" in package, name
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names), "no license"
     return len(package)
+
+
+def check_description():
+    """What PyPI shows: links by full address only."""
+    description = importlib.metadata.metadata("beaconkv").get_payload() or ""
+    description = description or importlib.metadata.metadata("beaconkv")["Description"]
+    assert "Let open-weight reasoning models" in description, "no README"
+    assert "](docs/" not in description, "a relative link"
+    assert "![" not in description, "a picture by relative path"
 
 
 def check_missing():
@@ -121,6 +131,7 @@ def check_use():
 def main():
     wheel, files = sys.argv[1:]
     check_missing()
+    check_description()
     number = check_contents(wheel, files)
     wanted = check_imports()
     check_commands()

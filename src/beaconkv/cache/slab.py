@@ -1,4 +1,4 @@
-"""The storage of one layer: keys, values and positions in slabs (B, H_kv, capacity, D).
+"""The storage of one layer: keys, values and positions in slabs (B, H_kv, capacity, D)::
 
     slot      0 ........ length          capacity
     row 0     |entries...|  free         |

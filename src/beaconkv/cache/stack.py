@@ -1,7 +1,7 @@
 """Layers that take decode steps together: their heads are stacked in one slab and one policy state.
 
 What a policy does at a step is a few small operations on each KV head. Done layer by layer, most of their time
-is the cost of starting them; done once for all layers, it is not. To a policy a stack is a layer with more heads.
+is the cost of starting them; done once for all layers, it is not. To a policy a stack is a layer with more heads::
 
     prompt, and any input of several tokens   each layer by itself (unstacked)
     decode steps                              each layer writes its entry and attends to its own heads; when

@@ -70,9 +70,9 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
         iterations: steps, >= 1.
 
     Returns:
-        centroids (R, H, k, D) float32: the mean of each cluster's queries as they are, lengths included
-            (the first centre's query for a cluster that ended empty),
-        centres (R, H, k, D) float32: the unit vectors that the last step arrived at.
+        Centroids (R, H, k, D) float32, the mean of each cluster's queries as they are, lengths included (the first
+        centre's query for a cluster that ended empty); and centres (R, H, k, D) float32, the unit vectors of the
+        last step.
     """
     exists = _exists(queries, count)
     queries = queries.float().masked_fill(~exists.unsqueeze(-1), 0.0)
