@@ -28,7 +28,9 @@ BANNED = {
     r"pieces?": "chunk",
     r"stands? alike|spoken|speaks?|travels": "equal; named; reaches",
 }
-ALLOWED = re.compile(r"side_by_side|\bwall (?:time|and CPU|\|)|\"pieces\"|tokens' pieces|pieces of (?:text|tokens)")
+ALLOWED = re.compile(
+    r"^\s+pieces: |side_by_side|\bwall (?:time|and CPU|\|)|\"pieces\"|tokens' pieces|pieces of (?:text|tokens)"
+)
 """Names: of vLLM's layout, of the clock, and a tokenizer's pieces of text."""
 FIRST_WORDS = r"Of |Take |Told |So many|Let |Most |Put "
 

@@ -40,7 +40,7 @@ class TraceInfo:
         scaling: per layer, factor on q·k.
         softcap: per layer, or None.
         has_sinks: whether the layers have learned sinks.
-        pieces: text of each token, the tokens' pieces.
+        pieces: text of each token.
         config: config of the model, as transformers writes it.
         provenance: command, versions, machine.
     """

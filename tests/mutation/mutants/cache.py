@@ -8,7 +8,7 @@ STACK, SCALAR, GROWTH, ROWS, HIDDEN, CONTRACT = (
 )  # fmt: skip
 
 counts = mutants_of("cache/counts.py", STACK, GROWTH, ROWS)
-schedule = mutants_of("schedule.py", "test_schedule", GROWTH, STACK)
+schedule = mutants_of("schedule.py", "test_schedule", "cache/test_progress", GROWTH, STACK)
 slab = mutants_of("cache/slab.py", "cache/test_slab", STACK, ROWS, SCALAR, HIDDEN)
 autocast = mutants_of("cache/slab.py", "integrations/test_generate")
 layer = mutants_of("cache/layer.py", GROWTH, STACK, ROWS, CONTRACT, SCALAR)
