@@ -1,7 +1,7 @@
 """The commands, one file each.
 
-What takes long to import (torch, transformers, matplotlib) is imported inside a command, when it runs: help, the
-version and slips are answered at once.
+Packages that take long to import (torch, transformers, matplotlib) are imported inside a command, when it runs: help,
+the version and errors in the options are shown at once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,14 @@ app.add_typer(trace, name="trace")
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: bool = typer.Option(False, "--version", help="Show the version and leave."),
-    verbose: int = typer.Option(0, "--verbose", "-v", count=True, help="Show the library's log; twice: all of it."),
+    show: bool = typer.Option(False, "--version", help="Whether to show the version and exit."),
+    verbose: int = typer.Option(
+        0,
+        "--verbose",
+        "-v",
+        count=True,
+        help="Amount of the library's log that is shown: once, INFO; twice, DEBUG, too.",
+    ),
 ) -> None:
     """Options of the program itself."""
     if show:

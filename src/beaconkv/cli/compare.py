@@ -19,22 +19,22 @@ from .outputs import require_file
 
 def compare(
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
-    budget: int = typer.Option(144, help="B_max, entries per layer and KV head, prompt included."),
-    tokens: int = typer.Option(320, help="Tokens each answer is made long."),
+    budget: int = typer.Option(144, help="Maximum number of entries per layer and KV head (B_max), prompt included."),
+    tokens: int = typer.Option(320, help="Number of tokens of each answer."),
     policies: str = typer.Option(
-        "beaconkv,streaming_llm", help="Methods, or method:preset, to compare with the full cache."
+        "beaconkv,streaming_llm", help="Methods (or method:preset), separated by commas, compared with the full cache."
     ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    out: Path = typer.Option(Path("results/compare.json"), help="Where the result is written."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path = typer.Option(Path("results/compare.json"), help="Path of the result."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
     """Run a real model on a few problems with the full cache and with a small one, and compare."""
     from ..evaluation.answers.word_problems import WORD_PROBLEMS, compare_on_problems
     from ..policies import parse_policy
 
     names = split(policies)
-    for name in names:  # refuse what cannot work before anything takes time
+    for name in names:  # errors are raised before anything takes time
         parse_policy(name).schedule(budget)
     placed = placement(device, dtype)
     require_file(out)
@@ -78,8 +78,8 @@ def compare(
         "cache: keys and values, measured. + state: positions and remembered queries.",
         "same text: tokens until an answer first differs from the full cache's.",
         "agree: reading the full cache's text, how often the next token is the same.",
-        "tok/s: so short a text does not slow the full cache down yet, and so small a",
-        "budget is evicted all the time. `make bench` measures longer ones.",
+        "tok/s: a text this short does not slow the full cache down yet, and a budget this",
+        "small is evicted all the time. `make bench` measures longer texts.",
     ):
         console.print(line, style="dim", highlight=False)
     if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):

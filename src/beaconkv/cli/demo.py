@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 
 def demo(
-    task: str = typer.Option("plan@0.5", help="Reasoning tasks, see `beaconkv eval`."),
-    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help="Methods, with commas."),
-    budgets: str = typer.Option("192,384", help="B_max in entries, with commas."),
-    samples: int = typer.Option(32, help="Problems of each task."),
+    task: str = typer.Option("plan@0.5", help="Names of the reasoning tasks, as for `beaconkv eval`."),
+    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help="Methods, separated by commas."),
+    budgets: str = typer.Option("192,384", help="Maximum numbers of entries (B_max), separated by commas."),
+    samples: int = typer.Option(32, help="Number of problems of each task."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; made anew."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path = typer.Option(
+        Path("results/demo"), help="Folder of samples, result and picture; earlier files in it are replaced."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
-    """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
+    """Solve problems with the bundled reasoner, with the full cache and with small ones: answers, a picture, a page."""
     from ..evaluation import load_tasks
     from ..evaluation.answers.decoding import Sampling
     from ..evaluation.answers.run import Evaluation

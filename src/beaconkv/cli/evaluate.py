@@ -20,30 +20,40 @@ def evaluate(
     model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
     task: str = typer.Option(
         "reasoning",
-        help="reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or FILE.jsonl[:grader]; with commas.",
+        help="Tasks, separated by commas: reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or "
+        "FILE.jsonl[:grader].",
     ),
-    policies: str = typer.Option("full,beaconkv,rpc,snapkv,rkv,streaming_llm", help="Methods, with commas."),
-    budgets: str = typer.Option("128,256,512", help="B_max in entries, with commas."),
-    samples: int | None = typer.Option(None, help="Problems of each task. Default: 50, or the whole file."),
-    runs: int = typer.Option(1, help="Samples of each problem; more than one needs a temperature."),
-    seed: int = typer.Option(0, help="Of problems and sampling."),
-    max_new_tokens: int = typer.Option(32768, help="Most tokens of an answer; reasoning tasks know their own limit."),
-    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
-    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
+    policies: str = typer.Option("full,beaconkv,rpc,snapkv,rkv,streaming_llm", help="Methods, separated by commas."),
+    budgets: str = typer.Option("128,256,512", help="Maximum numbers of entries (B_max), separated by commas."),
+    samples: int | None = typer.Option(None, help="Number of problems of each task. Default: 50, or the whole file."),
+    runs: int = typer.Option(1, help="Number of samples of each problem; more than one needs a temperature."),
+    seed: int = typer.Option(0, help="Random seed of the problems and of the sampling."),
+    max_new_tokens: int = typer.Option(
+        32768, help="Maximum number of tokens of an answer; reasoning tasks have a limit of their own."
+    ),
+    temperature: float = typer.Option(0.0, help="Temperature of the sampling; 0 takes the likeliest token."),
+    top_p: float = typer.Option(0.95, help="Share of the probability that sampling chooses from (nucleus)."),
     batch_size: int | None = typer.Option(
-        None, help="Problems computed together. Default: as many as fit, for each method and budget by itself."
+        None,
+        help="Maximum number of problems computed together. Default: as many as fit, for each method and budget.",
     ),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
+    prefix: str | None = typer.Option(None, help='Number of first entries never evicted, or "prompt".'),
+    protect: str | None = typer.Option(None, help='Number of last entries never evicted, or "half" of what stays.'),
+    budget_min: int | None = typer.Option(
+        None, help="Number of entries left after an eviction. Default: 7/8 of the budget."
+    ),
+    scope: str | None = typer.Option(
+        None, help="Scope of the budget: total, prompt included (default), or output, the prompt excluded."
+    ),
     reference: str | None = typer.Option(
         None, help="Method that the others are compared with. Default: beaconkv, if it is among them."
     ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    out: Path = typer.Option(Path("results/eval"), help="Folder of the samples and the result; a run there goes on."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    out: Path = typer.Option(
+        Path("results/eval"), help="Folder of the samples and the result; a run in it is resumed."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
     """Measure accuracy against budget: every method on the same problems, with intervals. Resumes."""
     from ..evaluation import load_tasks
@@ -77,16 +87,16 @@ def evaluate(
     show_quality(result["rows"])
     for line in remarks(result["rows"]):
         console.print(line, style="yellow", highlight=False)
-    console.print(f"written to {out / 'result.json'}, samples beside it", highlight=False, soft_wrap=True)
+    console.print(f"written to {out / 'result.json'}, samples in the same folder", highlight=False, soft_wrap=True)
 
 
 def warn(remark: str) -> None:
-    """On stderr: what is no error, and may spoil the result."""
+    """Print a remark on stderr: it is no error, but the result may suffer."""
     messages.print(remark, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def run_evaluation(evaluation: Evaluation, out: Path, reference: str, model: str) -> dict[str, Any]:
-    """Check what only the model can tell, and evaluate with progress shown. Returns the result."""
+    """Make the checks that need the model, and evaluate with progress shown. Returns the result."""
     from ..evaluation.answers.checks import check_prompts
     from ..evaluation.answers.result import evaluate_and_write
     from .progress import ShownProgress

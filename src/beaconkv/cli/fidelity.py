@@ -16,26 +16,40 @@ from .outputs import require_folder
 
 
 def fidelity(
-    texts: Path = typer.Option(..., help='JSONL file: "problem" and "response", or "text", in each row.'),
+    texts: Path = typer.Option(..., help='Path of a JSONL file with "problem" and "response", or "text", in each row.'),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
-    policies: str = typer.Option("beaconkv,recent,streaming_llm", help="Methods, or method:preset, by commas."),
-    budgets: str = typer.Option("256", help="B_max, entries per layer and KV head; several by commas."),
-    against: str | None = typer.Option(None, help="One of the methods: show differences to it, text by text."),
-    prompt_tokens: int = typer.Option(128, help='Of a "text", how many tokens are the prompt.'),
-    tokens: int = typer.Option(2400, help="Most tokens of a text, prompt included."),
-    samples: int | None = typer.Option(None, help="Take so many texts from the start of the file. Default: all."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    mass_every: int = typer.Option(8, help="Take the attention lost at one token in so many; 0: not at all."),
-    rows: int = typer.Option(8, help="Texts that go through the model together."),
-    together: int = typer.Option(1, help="Methods and budgets side by side: faster, but no speed is measured."),
+    policies: str = typer.Option(
+        "beaconkv,recent,streaming_llm", help="Methods (or method:preset), separated by commas."
+    ),
+    budgets: str = typer.Option(
+        "256", help="Maximum numbers of entries per layer and KV head (B_max), separated by commas."
+    ),
+    against: str | None = typer.Option(None, help="Method that the others are compared with, text by text."),
+    prompt_tokens: int = typer.Option(128, help='Number of tokens of a "text" that are the prompt.'),
+    tokens: int = typer.Option(2400, help="Maximum number of tokens of a text, prompt included."),
+    samples: int | None = typer.Option(None, help="Number of texts taken from the start of the file. Default: all."),
+    prefix: str | None = typer.Option(None, help='Number of first entries never evicted, or "prompt".'),
+    protect: str | None = typer.Option(None, help='Number of last entries never evicted, or "half" of what stays.'),
+    budget_min: int | None = typer.Option(
+        None, help="Number of entries left after an eviction. Default: 7/8 of the budget."
+    ),
+    scope: str | None = typer.Option(
+        None, help="Scope of the budget: total, prompt included (default), or output, the prompt excluded."
+    ),
+    mass_every: int = typer.Option(
+        8, help="Interval, in tokens, at which lost attention is measured; 0 turns the measurement off."
+    ),
+    rows: int = typer.Option(8, help="Number of texts in one batch."),
+    together: int = typer.Option(
+        1, help="Number of methods and budgets in one forward pass; more are faster, but no speed is measured."
+    ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    seed: int = typer.Option(0, help="Of the tokens whose attention is taken, and of the intervals."),
-    out: Path = typer.Option(Path("results/fidelity"), help="Folder; a stopped run goes on from what is there."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    seed: int = typer.Option(0, help="Random seed of the tokens at which attention is measured, and of the intervals."),
+    out: Path = typer.Option(
+        Path("results/fidelity"), help="Folder of the records and the result; a run in it is resumed."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
     """Measure how near small caches stay to the full one on given texts."""
     from ..evaluation.cells import make_cells

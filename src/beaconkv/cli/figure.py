@@ -13,13 +13,17 @@ NAMES = "fig6, fig7, fig8, table1, table2, table3, table6, fidelity"
 
 
 def figure(
-    name: str = typer.Argument(help=NAMES + "."),
+    name: str = typer.Argument(help=f"Name of the figure or table: {NAMES}."),
     results: list[Path] = typer.Argument(
-        help="Files that beaconkv eval or beaconkv fidelity wrote, or their folders; parts of a run are put together."
+        help="Paths of results of beaconkv eval or beaconkv fidelity, or of their folders; parts of a run are merged."
     ),
-    out: Path = typer.Option(Path("results/figures"), help="Folder of the files."),
-    measure: str = typer.Option("accuracy", help="accuracy, or steps_right where steps are judged."),
-    panels: bool = typer.Option(False, "--panels", help="Show results of different models or problems side by side."),
+    out: Path = typer.Option(Path("results/figures"), help="Folder of the files that are written."),
+    measure: str = typer.Option(
+        "accuracy", help="Measure that is shown: accuracy, or steps_right where steps are judged."
+    ),
+    panels: bool = typer.Option(
+        False, "--panels", help="Whether results of different models or problems are shown side by side."
+    ),
 ) -> None:
     """Draw a figure or table of the paper from results: NAME.md, and NAME.png and NAME.svg where there is a picture."""
     from ..evaluation.figures import FIGURES, draw

@@ -12,29 +12,33 @@ from .models import DEVICE, DTYPE, MODEL, load_model, placement
 
 
 def generate(
-    prompt: str | None = typer.Argument(None, help="The user's message; read from standard input if missing."),
+    prompt: str | None = typer.Argument(None, help="Message of the user; read from standard input if missing."),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(
-        None, help="B_max, entries per layer and KV head. Default: 2048 (none for full)."
+        None, help="Maximum number of entries per layer and KV head (B_max). Default: 2048 (none for full)."
     ),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    prefill_chunk: int | None = typer.Option(None, help="Tokens of the prompt a layer takes in at a time."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
-    max_new_tokens: int = typer.Option(1024, help="Most tokens to write."),
-    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
-    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
-    seed: int = typer.Option(0, help="Of the sampling."),
+    budget_min: int | None = typer.Option(
+        None, help="Number of entries left after an eviction. Default: 7/8 of the budget."
+    ),
+    scope: str | None = typer.Option(
+        None, help="Scope of the budget: total, prompt included (default), or output, the prompt excluded."
+    ),
+    prefix: str | None = typer.Option(None, help='Number of first entries never evicted, or "prompt".'),
+    protect: str | None = typer.Option(None, help='Number of last entries never evicted, or "half" of what stays.'),
+    prefill_chunk: int | None = typer.Option(None, help="Number of prompt tokens in each chunk."),
+    settings: list[str] = typer.Option([], "--set", help="Setting of the policy, as setting=value; repeatable."),
+    max_new_tokens: int = typer.Option(1024, help="Maximum number of tokens to write."),
+    temperature: float = typer.Option(0.0, help="Temperature of the sampling; 0 takes the likeliest token."),
+    top_p: float = typer.Option(0.95, help="Share of the probability that sampling chooses from (nucleus)."),
+    seed: int = typer.Option(0, help="Random seed of the sampling."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    prompt_file: Path | None = typer.Option(None, help="Read the message from a file."),
-    chat: bool = typer.Option(True, help="Apply the model's chat template if it has one."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of streaming."),
+    prompt_file: Path | None = typer.Option(None, help="Path of a file with the message."),
+    chat: bool = typer.Option(True, help="Whether to apply the model's chat template, if it has one."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print one JSON document instead of streaming."),
 ) -> None:
-    """Let a model think in a cache of fixed size; streams the text and what the cache holds."""
+    """Generate text with a cache of fixed size; streams the text and the numbers of the cache."""
     from ..policies import parse_policy
 
     if prompt_file is not None:
@@ -57,7 +61,7 @@ def generate(
         protect=None if protect is None else parse_count(protect),
         prefill_chunk=prefill_chunk,
     )
-    spec.schedule(budget, **limits)  # refuses what leaves no room before the model is loaded
+    spec.schedule(budget, **limits)  # raises for a budget without room before the model is loaded
     loaded = load_model(model, placement(device, dtype))
 
     from ..evaluation.answers.generation import generate_text

@@ -10,17 +10,17 @@ from .common import add_settings, console, print_json, report
 
 
 def plan(
-    model: str = typer.Argument(help="Bundled name, local folder, config.json or hub name."),
-    budget: int = typer.Option(2048, help="B_max, entries per layer and KV head."),
-    length: int = typer.Option(32768, help="Tokens of a sequence, prompt included."),
+    model: str = typer.Argument(help="Name of the model: bundled, a local folder, a config.json or a hub name."),
+    budget: int = typer.Option(2048, help="Maximum number of entries per layer and KV head (B_max)."),
+    length: int = typer.Option(32768, help="Number of tokens of a sequence, prompt included."),
     memory: float = typer.Option(80.0, help="Memory of the device in GiB."),
     utilization: float = typer.Option(0.9, help="Share of the memory for weights and caches."),
-    dtype: str = typer.Option("bfloat16", help="Of weights and cache: float32, bfloat16, float16."),
-    policy: str = typer.Option("beaconkv", help="Policy whose own memory is counted."),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    dtype: str = typer.Option("bfloat16", help="Data type of weights and cache: float32, bfloat16, float16."),
+    policy: str = typer.Option("beaconkv", help="Method whose own memory is counted, or method:preset."),
+    settings: list[str] = typer.Option([], "--set", help="Setting of the policy, as setting=value; repeatable."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
-    """Say what a model's cache costs, and what a budget saves."""
+    """Compute the memory of a model's cache, and what a budget saves."""
     from ..memory import ModelShape, plan_memory
     from ..models import load_config
     from ..models.placement import DTYPES
@@ -48,7 +48,7 @@ def plan(
     table.add_row("cache of one sequence", human_bytes(result.full_row), human_bytes(result.bounded_row))
     table.add_row("  of it queries and positions", "-", human_bytes(result.state_row))
     table.add_row(
-        f"sequences beside the weights in {memory:g} GiB", f"{result.batch_full:,}", f"{result.batch_bounded:,}"
+        f"sequences that fit in {memory:g} GiB with the weights", f"{result.batch_full:,}", f"{result.batch_bounded:,}"
     )
     from_ = "never" if result.break_even_length is None else f"{result.break_even_length:,} tokens on"
     table.add_row("smaller than the full cache", "-", from_)

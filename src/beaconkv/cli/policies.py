@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parents[1] / "policies"
 
 
 def known(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Every method of the library: from the catalogue made of the registry, as long as it knows all files there are.
+    """Every method of the library: from the catalogue, as long as it lists all files of the folder.
 
     Importing the registry imports torch, which takes longer than all the rest.
     """
@@ -28,7 +28,7 @@ def known(folder: Path = FOLDER) -> list[dict[str, Any]]:
     return catalogue()["policies"]
 
 
-def policies(as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table.")) -> None:
+def policies(as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table.")) -> None:
     """List the eviction methods, their settings, presets (method:preset) and where they come from."""
     rows = known()
     if as_json:
@@ -40,7 +40,7 @@ def policies(as_json: bool = typer.Option(False, "--json", help="Print JSON inst
             console.print("    settings: " + ", ".join(f"{k}={v}" for k, v in row["settings"].items()), highlight=False)
         if row["prefix"] is not None:
             last = "newer half" if row["protect"] == "half" else f"last {row['protect']}"
-            console.print(f"    never evicts the first {row['prefix']} and the {last} entries unless told")
+            console.print(f"    never evicts the first {row['prefix']} and the {last} entries by default")
         for preset, form in row["presets"].items():
             settings = form["settings"] | {k: v for k, v in form.items() if k not in ("settings", "source", "note")}
             line = f"    {row['name']}:{preset}  " + ", ".join(f"{k}={v}" for k, v in settings.items())

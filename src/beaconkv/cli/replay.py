@@ -19,32 +19,44 @@ if TYPE_CHECKING:
     from ..analysis.trace import Trace
 
 EXPLAINED = (
-    "lost: share of attention, after the first eviction, on entries that are gone. oracle: what an eviction that knows "
-    "the future loses. bound: what any method must lose. regret: lost - oracle.",
+    "lost: share of attention, after the first eviction, on evicted entries. oracle: loss of an eviction that knows "
+    "the future. bound: least loss of any method. regret: lost - oracle.",
     "held: share of each query's strongest keys that are still there. wanted: times that a later query had a dropped "
     "entry among its strongest. cosine: best, of each query to the last observation queries.",
 )
 
 
 def replay(
-    trace: Path = typer.Argument(..., help="A trace file, from `beaconkv trace record`."),
+    trace: Path = typer.Argument(..., help="Path of a trace file, from `beaconkv trace record`."),
     policies: str = typer.Option("beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods."),
-    budgets: str = typer.Option("256", "--budgets", "--budget", help="B_max, entries per layer and KV head."),
-    top_keys: int = typer.Option(16, help="Strongest keys of each query that count as wanted."),
-    prefix: str | None = typer.Option(None, help='First entries never evicted: a number, or "prompt".'),
-    protect: str | None = typer.Option(None, help='Last entries never evicted: a number, or "half" of what stays.'),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    restored: int = typer.Option(0, "--restore", help="Put so many of an eviction's entries back; needs the model."),
-    event: int | None = typer.Option(None, help="Which eviction, from 1. Default: the one missed most soon after."),
-    window: int = typer.Option(64, help="Tokens after it whose prediction is looked at."),
-    model: str | None = typer.Option(None, "--model", "-m", help="For --restore; default: the trace's model."),
+    budgets: str = typer.Option(
+        "256", "--budgets", "--budget", help="Maximum numbers of entries per layer and KV head (B_max)."
+    ),
+    top_keys: int = typer.Option(16, help="Number of strongest keys of each query that count as wanted."),
+    prefix: str | None = typer.Option(None, help='Number of first entries never evicted, or "prompt".'),
+    protect: str | None = typer.Option(None, help='Number of last entries never evicted, or "half" of what stays.'),
+    budget_min: int | None = typer.Option(
+        None, help="Number of entries left after an eviction. Default: 7/8 of the budget."
+    ),
+    scope: str | None = typer.Option(
+        None, help="Scope of the budget: total, prompt included (default), or output, the prompt excluded."
+    ),
+    restored: int = typer.Option(
+        0, "--restore", help="Number of an eviction's entries that are put back; needs the model."
+    ),
+    event: int | None = typer.Option(
+        None, help="Number of the eviction for --restore, from 1. Default: the one missed most soon after."
+    ),
+    window: int = typer.Option(64, help="Number of tokens after that eviction whose predictions are compared."),
+    model: str | None = typer.Option(
+        None, "--model", "-m", help="Name of the model for --restore. Default: the trace's model."
+    ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
     out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
-    """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
+    """Replay methods over a trace: what each would have dropped, what later queries wanted, and the best possible."""
     from ..analysis.losses import compare_policies
     from ..analysis.pictures import draw_losses
     from ..analysis.replay_result import replay_result
@@ -55,7 +67,7 @@ def replay(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if event is not None and not restored:
-        raise ValueError("event says where entries are put back: give --restore, too")
+        raise ValueError("event is the eviction whose entries are put back: give --restore, too")
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     limits |= {"budget_min": budget_min, "scope": scope}
     cells = make_cells(split(policies), parse_budgets(budgets), **limits)
@@ -63,7 +75,7 @@ def replay(
     opened = Trace(trace)
     name = model or opened.info.model
     if restored and not name:
-        raise ValueError("the trace does not say which model it is of: give --model")
+        raise ValueError("the trace does not name its model: give --model")
     require_package("matplotlib", "insight", "a picture")
     require_folder(out)
     with bar("replaying", 1.0, counts=False) as advance:

@@ -1,4 +1,4 @@
-"""``beaconkv report``: the page."""
+"""``beaconkv report``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from .outputs import require_file
 
 
 def report(
-    trace: Path = typer.Argument(..., help="A trace file, from `beaconkv trace record`."),
-    policies: str = typer.Option("beaconkv,recent", "--policies", "--policy", help="Methods, with commas; or none."),
-    budgets: str = typer.Option("256", "--budgets", "--budget", help="B_max, entries per layer and KV head."),
-    top_keys: int = typer.Option(150, help="Keys of each query whose distance is averaged."),
+    trace: Path = typer.Argument(..., help="Path of a trace file, from `beaconkv trace record`."),
+    policies: str = typer.Option(
+        "beaconkv,recent", "--policies", "--policy", help="Methods, separated by commas; or none."
+    ),
+    budgets: str = typer.Option(
+        "256", "--budgets", "--budget", help="Maximum numbers of entries per layer and KV head (B_max)."
+    ),
+    top_keys: int = typer.Option(150, help="Number of keys of each query whose distance is averaged."),
     distance: float = typer.Option(200, help="Mean distance in tokens beyond which a query is global."),
-    heads: int | None = typer.Option(None, help="Heads that can be explored. Default: as many as fit six megabytes."),
-    out: Path = typer.Option(Path("results/report.html"), help="The page: one file, which needs no network."),
+    heads: int | None = typer.Option(
+        None, help="Number of heads that can be explored. Default: as many as fit six megabytes."
+    ),
+    out: Path = typer.Option(Path("results/report.html"), help="Path of the page: one file, which needs no network."),
 ) -> None:
     """Make a page to explore a trace: what each token looks back at, and what methods would have dropped."""
     from ..analysis.report.write import write_page

@@ -18,29 +18,39 @@ from .common import add_settings, messages, parse_count, report
 SERVER = "vllm.entrypoints.openai.api_server"
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
 OWN = ("--policy", "--budget", "--budget-min", "--scope", "--protect", "--prefill-chunk")
-"""Options of ours that a slip may turn into one of nobody's."""
+"""Options of this command. An unknown option that is close to one of them is an error, and not passed on to vLLM."""
 
 
 def serve(
     context: typer.Context,
-    model: str = typer.Argument(help="Bundled name, local folder or hub name."),
+    model: str = typer.Argument(help="Name of the model: bundled, a local folder or a hub name."),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
-    budget: int | None = typer.Option(None, help="B_max, entries per layer and KV head. Default: 2048."),
-    budget_min: int | None = typer.Option(None, help="Entries left after an eviction. Default: 7/8 of the budget."),
-    scope: str | None = typer.Option(None, help="total: the prompt counts (default); output: it is kept apart."),
-    prefix: str | None = typer.Option(None, help="First entries never evicted. Default: the method's, mostly 4."),
+    budget: int | None = typer.Option(
+        None, help="Maximum number of entries per layer and KV head (B_max). Default: 2048."
+    ),
+    budget_min: int | None = typer.Option(
+        None, help="Number of entries left after an eviction. Default: 7/8 of the budget."
+    ),
+    scope: str | None = typer.Option(
+        None, help="Scope of the budget: total, prompt included (default), or output, the prompt excluded."
+    ),
+    prefix: str | None = typer.Option(
+        None, help="Number of first entries never evicted. Default: the method's, mostly 4."
+    ),
     protect: str | None = typer.Option(
-        None, help='Last entries never evicted: a number, or "half" of what stays. Default: the method\'s, mostly 32.'
+        None, help='Number of last entries never evicted, or "half" of what stays. Default: the method\'s, mostly 32.'
     ),
     prefill_chunk: int | None = typer.Option(
-        None, help="Pieces in which a prompt is taken in and evicted. Default: vLLM's max-num-batched-tokens."
+        None, help="Number of prompt tokens in each chunk. Default: vLLM's max-num-batched-tokens."
     ),
-    settings: list[str] = typer.Option([], "--set", help="Policy setting, as setting=value; repeatable."),
-    show: bool = typer.Option(False, "--show", help="Show the command and its environment, and start nothing."),
+    settings: list[str] = typer.Option([], "--set", help="Setting of the policy, as setting=value; repeatable."),
+    show: bool = typer.Option(
+        False, "--show", help="Whether to show the command and its environment instead of starting it."
+    ),
 ) -> None:
     """Start vLLM's OpenAI server with a bounded cache; prefix caching is off.
 
-    What is not named here is passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
+    Other options are passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
     """
     from ..integrations.vllm import WORKER, ServingSettings
     from ..models.load import resolve
@@ -78,7 +88,7 @@ def serve(
         print(" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command))
         return
     if importlib.util.find_spec("vllm") is None:
-        raise ImportError("vLLM is not installed here: docs/serving.md says which release goes with beaconkv")
+        raise ImportError("vLLM is not installed here: docs/serving.md names the releases that beaconkv supports")
     messages.print(f"bounded cache: {chosen.describe()}")
     for name, value in variables.items():
         messages.print(f"[dim]{name}={value}[/dim]")
@@ -89,7 +99,7 @@ def serve(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the server; who stops this process stops the server."""
+    """Run the server. Stopping this process stops the server."""
     process = subprocess.Popen(command, env=environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, frame: process.send_signal(received))

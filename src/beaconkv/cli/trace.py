@@ -18,36 +18,44 @@ if TYPE_CHECKING:
     from ..analysis.diagnosis import Diagnosis
     from ..analysis.trace import Trace
 
-app = typer.Typer(help="Record what a model's attention sees, and look at it.", no_args_is_help=True)
+app = typer.Typer(help="Record the queries and keys of a model, and analyse them.", no_args_is_help=True)
 
 
 @app.command("record")
 def record_command(
-    out: Path = typer.Option(..., help="The file to write, for example chain.trace."),
+    out: Path = typer.Option(..., help="Path of the file to write, for example chain.trace."),
     model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
-    prompt: str | None = typer.Option(None, help="Let the model answer this message."),
-    task: str | None = typer.Option(None, help="Let it solve a reasoning problem: machine, ledger, plan@0.66, ..."),
+    prompt: str | None = typer.Option(None, help="Message that the model answers."),
+    task: str | None = typer.Option(
+        None, help="Name of the reasoning task that the model solves: machine, ledger, plan@0.66, ..."
+    ),
     texts: Path | None = typer.Option(
-        None, help='Read a text of this JSONL file: "problem" and "response", or "text".'
+        None, help='Path of a JSONL file of given texts: "problem" and "response", or "text".'
     ),
     row: int = typer.Option(0, help="Number of the problem, or of the text in the file, from 0."),
-    prompt_tokens: int = typer.Option(128, help='Of a "text", how many tokens are the prompt.'),
-    max_new_tokens: int = typer.Option(2048, help="Most tokens to write."),
-    tokens: int | None = typer.Option(None, help="Most tokens of a given text, prompt included. Default: all."),
-    temperature: float = typer.Option(0.0, help="0: the likeliest token each time."),
-    top_p: float = typer.Option(0.95, help="Nucleus of the sampling."),
-    seed: int = typer.Option(0, help="Of the problem and of the sampling."),
-    layers: str | None = typer.Option(None, help="Layers, with commas. Default: all with full attention."),
-    kv_heads: str | None = typer.Option(None, help="KV heads whose groups are recorded, with commas. Default: all."),
-    values: bool = typer.Option(False, help="Record values, too; only policies with value_norm need them."),
-    store: str | None = typer.Option(
-        None, help="Store as float32, float16 or bfloat16. Default: as the model computes."
+    prompt_tokens: int = typer.Option(128, help='Number of tokens of a "text" that are the prompt.'),
+    max_new_tokens: int = typer.Option(2048, help="Maximum number of tokens to write."),
+    tokens: int | None = typer.Option(
+        None, help="Maximum number of tokens of a given text, prompt included. Default: all."
     ),
-    chunk: int = typer.Option(512, help="Tokens of one forward pass; 1: exactly as a model writes."),
+    temperature: float = typer.Option(0.0, help="Temperature of the sampling; 0 takes the likeliest token."),
+    top_p: float = typer.Option(0.95, help="Share of the probability that sampling chooses from (nucleus)."),
+    seed: int = typer.Option(0, help="Random seed of the problem and of the sampling."),
+    layers: str | None = typer.Option(
+        None, help="Numbers of the layers, separated by commas. Default: all with full attention."
+    ),
+    kv_heads: str | None = typer.Option(
+        None, help="Numbers of the KV heads whose groups are recorded, separated by commas. Default: all."
+    ),
+    values: bool = typer.Option(False, help="Whether to record values, too; only policies with value_norm need them."),
+    store: str | None = typer.Option(
+        None, help="Data type of the file: float32, float16 or bfloat16. Default: as the model computes."
+    ),
+    chunk: int = typer.Option(512, help="Number of tokens in one forward pass; 1 is exactly as a model writes."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
 ) -> None:
-    """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
+    """Record a text that the model writes now (--prompt, --task) or that is given (--texts)."""
     from ..analysis.recorder import record, require_choice
     from ..evaluation.answers.decoding import Sampling
     from ..evaluation.answers.generation import write_text
@@ -108,10 +116,10 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 
 @app.command("info")
 def info_command(
-    trace: Path = typer.Argument(..., help="A trace file."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    trace: Path = typer.Argument(..., help="Path of a trace file."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of text."),
 ) -> None:
-    """Say what a trace holds."""
+    """Show the contents of a trace."""
     from ..analysis.trace import Trace
 
     opened = Trace(trace)
@@ -132,18 +140,22 @@ def _describe(trace: Trace) -> str:
 
 @app.command("look")
 def look_command(
-    trace: Path = typer.Argument(..., help="A trace file."),
-    top_keys: int = typer.Option(150, help="Keys of each query whose distance is averaged."),
+    trace: Path = typer.Argument(..., help="Path of a trace file."),
+    top_keys: int = typer.Option(150, help="Number of keys of each query whose distance is averaged."),
     distance: float = typer.Option(200, help="Mean distance in tokens beyond which a query is global."),
-    start: int | None = typer.Option(None, help="First token that counts. Default: the first after the prompt."),
-    stop: int | None = typer.Option(None, help="Token before which counting stops. Default: the end."),
-    layer: int | None = typer.Option(None, help="Layer of the pictures of one head. Default: a telling one."),
-    head: int | None = typer.Option(None, help="Query head of these pictures."),
-    seed: int = typer.Option(0, help="Of the shuffles in the test of clusters."),
+    start: int | None = typer.Option(
+        None, help="Position of the first token that counts. Default: the first after the prompt."
+    ),
+    stop: int | None = typer.Option(None, help="Position at which counting stops. Default: the end."),
+    layer: int | None = typer.Option(
+        None, help="Number of the layer in the pictures of one head. Default: chosen for a clear picture."
+    ),
+    head: int | None = typer.Option(None, help="Number of the query head in these pictures."),
+    seed: int = typer.Option(0, help="Random seed of the shuffles in the test of clusters."),
     out: Path = typer.Option(Path("results/look"), help="Folder of diagnosis.json and pictures."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of a table."),
 ) -> None:
-    """How often each head looks far back, and whether the queries that do fall into groups."""
+    """Measure how often each head looks far back, and whether the queries that do so fall into groups."""
     from ..analysis.look import look
     from ..analysis.trace import Trace
 
