@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What the library does is logged below its own name; a program that wants to see it adds a handler.
+# The library logs to the logger "beaconkv"; a program that shows the log adds a handler.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "policies",
 ]
 
-# torch takes seconds to import and transformers longer: a name is imported when it is first asked for.
+# torch takes seconds to import and transformers longer: a name is imported when it is first used.
 _HOME = {
     "BoundedCache": ".integrations.transformers",
     "CompiledDecoder": ".integrations.transformers",
@@ -68,7 +68,7 @@ def __dir__() -> list[str]:
 class _Package(ModuleType):
     """``beaconkv.policies`` is a function, and there is a subpackage of that name.
 
-    Whoever first imports the subpackage would put it in the function's place; a property is not replaced.
+    The first import of the subpackage would replace an ordinary attribute by the module; it cannot replace a property.
     """
 
     @property

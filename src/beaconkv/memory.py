@@ -16,18 +16,18 @@ from .policies import EvictionPolicy
 GIB = 1 << 30
 NO_BREAK_EVEN = "never"
 FAR, FARTHER = 1 << 12, 1 << 13
-"""Lengths between which the growth of a state is measured: multiples of the blocks it grows by."""
+"""Two lengths, between which the growth of a state is measured: multiples of the blocks it grows by."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides the size of a model's cache.
+    """The numbers of a model that set the size of its cache.
 
     Attributes:
-        full_layers, sliding_layers: attention layers of either kind.
-        window: entries a sliding layer holds.
-        num_heads, kv_heads, head_dim: H, H_kv, D.
-        weight_count: parameters.
+        full_layers, sliding_layers: Number of attention layers of either kind.
+        window: Number of entries in a sliding layer.
+        num_heads, kv_heads, head_dim: Numbers H, H_kv and D.
+        weight_count: Number of parameters.
     """
 
     full_layers: int
@@ -75,18 +75,18 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one row costs, with the full cache and at a budget. Bytes unless said otherwise.
+    """Memory of one row, with the full cache and at a budget, in bytes unless another unit is given.
 
     Attributes:
-        weight_bytes: the model.
-        bytes_per_token: keys and values of one token in all full-attention layers.
-        full_row: one row of ``length`` tokens, nothing evicted.
-        bounded_row: such a row at the budget: slabs, positions and the policy's state.
-        state_row: the part of bounded_row that is not keys and values, after ``length`` tokens.
-        state_per_token: bytes by which state_row grows with each further token, on average; 0 for most policies.
-        batch_full, batch_bounded: rows that fit beside the weights.
-        break_even_length: tokens from which a bounded row is smaller than a full one. None: never, since the
-            policy's state grows as fast as the full cache.
+        weight_bytes: Bytes of the model.
+        bytes_per_token: Bytes of one token's keys and values in all full-attention layers.
+        full_row: Bytes of one row of ``length`` tokens without eviction.
+        bounded_row: Bytes of such a row at the budget: slabs, positions and the policy's state.
+        state_row: Bytes of ``bounded_row`` that are not keys and values, after ``length`` tokens.
+        state_per_token: Bytes by which ``state_row`` grows with each further token, on average; 0 for most policies.
+        batch_full, batch_bounded: Number of rows that fit in the memory that the weights leave.
+        break_even_length: Number of tokens from which a bounded row is smaller than a full one; None where it never is,
+            because the policy's state grows as fast as the full cache.
     """
 
     memory: int
@@ -104,7 +104,7 @@ class Plan:
     break_even_length: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, ready for JSON; the length that does not exist is "never"."""
+        """A plain dict, ready for JSON; a break-even length of None becomes "never"."""
         return asdict(self) | {
             "break_even_length": NO_BREAK_EVEN if self.break_even_length is None else self.break_even_length
         }
@@ -123,13 +123,13 @@ def plan_memory(
     """Compare the full cache with a budget.
 
     Args:
-        shape: of the model.
-        policy: whose state is counted.
-        budget: B_max, in entries.
-        length: tokens of a row, prompt included.
-        memory_gib: memory of the device in GiB.
-        utilization: share of it that weights and caches may take; the rest is for activations.
-        dtype: of weights and cache.
+        shape: Numbers of the model.
+        policy: Policy whose state is counted.
+        budget: Maximum number of entries (B_max).
+        length: Number of tokens of a row, prompt included.
+        memory_gib: Memory of the device in GiB.
+        utilization: Share of it that weights and caches may take; the rest is for activations.
+        dtype: Data type of weights and cache.
 
     Raises:
         ValueError: numbers out of range, or a policy that never evicts.
@@ -196,9 +196,9 @@ def _next_growth(length: int, state: Callable[[int], int]) -> int | None:
 def _state_bytes(
     shape: ModelShape, policy: EvictionPolicy, schedule: EvictionSchedule, length: int, dtype: torch.dtype
 ) -> int:
-    """Bytes of one row of all layers beside keys and values: positions, lengths and the policy's state, measured.
+    """Bytes of one row of all layers without keys and values: positions, lengths and the policy's state, measured.
 
-    Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
+    Stacked layers share lengths and the rope of the queries, and hold the queries of one step.
     """
     layers = shape.full_layers
     together = layers > 1 and policy.per_head and can_stack(policy)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """What every result file carries. ``settings`` (seed, model, ...) are added as they are."""
+    """The fields of every result file. ``settings`` (seed, model, ...) are added as they are."""
     import torch
     import transformers
 
@@ -40,10 +40,10 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
 
 def placed_as(loaded: Any) -> dict[str, str]:
-    """Where a model is and in which numbers, whatever was asked for.
+    """The device and the dtype of a loaded model, as they really are.
 
     Args:
-        loaded: anything with a ``model``.
+        loaded: Object with a ``model``.
     """
     return {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
 

@@ -1,4 +1,4 @@
-"""When a layer is evicted, down to how many entries, and which of them are never touched."""
+"""When a layer is evicted, down to how many entries, and which entries are never evicted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class EvictionSchedule:
     """Budgets of one layer and KV head, in entries.
 
     Attributes:
-        budget: B_max. An eviction happens when so many entries are held. None: never.
-        budget_min: B_min, entries left after an eviction. Default: 7/8 of the budget, as in the paper.
-        scope: "total": B_max bounds everything, prompt included, and a longer prompt is itself evicted
-            at the end of its prefill. "output": the prompt is the protected prefix and does not count;
+        budget: Number of entries at which an eviction happens (B_max); None for no eviction.
+        budget_min: Number of entries left after an eviction (B_min). Default: 7/8 of the budget, as in the paper.
+        scope: Scope of the budget. "total": B_max bounds everything, prompt included, and a longer prompt is itself
+            evicted at the end of its prefill. "output": the prompt is the protected prefix and does not count;
             B_max bounds the entries after it.
-        prefix: first entries never evicted: a number, or "prompt". With scope "output" it is the prompt.
-        protect: last entries never evicted: a number, or "half" of budget_min, which it then becomes.
-        prefill_chunk: split longer inputs into chunks of so many tokens, evicting between them, so that
-            a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
-        growth: entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
+        prefix: Number of first entries never evicted, or "prompt". With scope "output" it is the prompt.
+        protect: Number of last entries never evicted, or "half", which stands for half of budget_min.
+        prefill_chunk: Number of tokens in each chunk of a longer input. Evictions come between the chunks, so that a
+            layer never holds more than B_max + prefill_chunk entries. None: one chunk.
+        growth: Number of entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
             counted from 0, comes at B_max + k * growth and leaves B_min + k * growth.
-        early: entries by which the first eviction comes early, where a decode step brings it. Layers that differ in
-            it are evicted at different steps ever after, so that no single step carries all. A prompt that is
-            itself evicted leaves B_max - early entries, if early is not 0.
+        early: Number of entries by which the first eviction comes early, where it comes in a decode step. Layers that
+            differ in it are evicted at different steps from then on, so that no single step evicts all of them. A
+            prompt that is itself evicted leaves B_max - early entries, if early is not 0.
 
     "The prompt" is everything that comes before the first step of a single token.
 
@@ -83,41 +83,41 @@ class EvictionSchedule:
 
     @property
     def fixed_prefix(self) -> int:
-        """The part of the prefix that is known before the prompt."""
+        """Number of protected first entries that is known before the prompt."""
         return 0 if self.prefix == "prompt" or self.scope == "output" else self.prefix
 
     def prefix_for(self, prompt: int) -> int:
-        """Protected first entries of a row whose prompt has so many tokens."""
+        """Number of protected first entries of a row with a prompt of ``prompt`` tokens."""
         if self.scope == "output":
             return prompt
         return prompt if self.prefix == "prompt" else self.prefix
 
     def full_at(self, prompt: int, evictions: int = 0) -> int | None:
-        """Entries at which a row with such a prompt is evicted, after so many evictions; None: never."""
+        """Number of entries at which a row is evicted that has had ``evictions`` before; None: never."""
         if self.budget is None:
             return None
         return self.budget + evictions * self.growth + (prompt if self.scope == "output" else 0)
 
     def full_in_step_at(self, prompt: int, evictions: int = 0) -> int | None:
-        """As :meth:`full_at`, in a decode step."""
+        """The same as :meth:`full_at`, in a decode step."""
         full_at = self.full_at(prompt, evictions)
         return full_at if full_at is None or evictions else full_at - self.early
 
     def kept_in_step(self, prompt: int, evictions: int, length: int) -> int:
-        """Entries left of ``length`` after an eviction in a decode step.
+        """Number of entries left of ``length`` after an eviction in a decode step.
 
-        A prompt may have filled the row beyond where the eviction was to come: what is over stays, so that the next
-        one comes when it would have come.
+        A prompt may have filled the row beyond the number at which the eviction was due. The surplus stays, so that the
+        next eviction comes at the step at which it would have come.
         """
         return self.kept_for(prompt, evictions) + length - self.full_in_step_at(prompt, evictions)
 
     def kept_in_chunk(self, prompt: int, evictions: int = 0) -> int:
-        """Entries left after an eviction at the end of a prompt, or of any input of several tokens."""
+        """Number of entries left after an eviction at the end of a prompt, or of any input of several tokens."""
         later = self.budget - self.budget_min - self.early if self.early else 0
         return self.kept_for(prompt, evictions) + later
 
     def kept_for(self, prompt: int, evictions: int = 0) -> int:
-        """Entries left after the next eviction of a row with such a prompt, which had so many before.
+        """Number of entries left after the next eviction of a row that has had ``evictions`` before.
 
         Raises:
             ValueError: the prompt is the protected prefix and leaves no room within the budget.
@@ -137,7 +137,7 @@ def staggered(schedule: EvictionSchedule, phases: int) -> list[EvictionSchedule]
     """Schedules whose evictions are spread evenly over the cycle of B_max - B_min steps.
 
     Args:
-        phases: how many; more than there are steps in a cycle come down to one for each step.
+        phases: Number of schedules. At most one for each step of a cycle is made.
 
     Raises:
         ValueError: no positive number, or several phases of a schedule that never evicts.

@@ -1,4 +1,4 @@
-"""How much observation queries attend to each entry (BeaconKV, section 4.3). Reference version."""
+"""Attention of observation queries to each entry (BeaconKV, section 4.3). Reference version."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def attention_weights(
     """W[h, q, j]: softmax over all entries j of q·k_j, causal, float32.
 
     Args:
-        queries: (R, H, n, D) after RoPE; H is a multiple of H_kv and heads of a group are adjacent.
-        keys: (R, H_kv, N, D) after RoPE.
-        params: scaling, softcap and sinks of the layer.
-        query_positions: (R, n), logical positions; a query sees entries at or before its own.
-        key_positions: (R, H_kv, N), logical positions.
+        queries: Queries (R, H, n, D) after RoPE; H is a multiple of H_kv and heads of a group are adjacent.
+        keys: Keys (R, H_kv, N, D) after RoPE.
+        params: Scaling, softcap and sinks of the layer.
+        query_positions: Logical positions (R, n); a query attends to entries at or before its own.
+        key_positions: Logical positions (R, H_kv, N).
 
     Returns:
-        (R, H_kv, G, n, N) float32 with G = H / H_kv. A query that sees nothing has weight 0 everywhere.
+        (R, H_kv, G, n, N) float32 with G = H / H_kv. A query without any visible entry has weight 0 everywhere.
 
     Raises:
         ValueError: H is not a multiple of H_kv.
@@ -53,7 +53,7 @@ def group_attention_weights(
 ) -> Tensor:
     """W[h, q, j] of a whole GQA group: softmax over j of the largest logit among its heads (R-KV).
 
-    Arguments and errors are those of :func:`attention_weights`. Learned sinks count by their maximum, too.
+    Arguments and errors are those of :func:`attention_weights`. Of learned sinks the maximum is taken, too.
 
     Returns:
         (R, H_kv, n, N) float32.

@@ -1,4 +1,4 @@
-"""BeaconKV: score the cache with beacon queries, turned to now, and with the recent queries."""
+"""BeaconKV: score the cache with beacon queries, rotated to the current position, and with the recent queries."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
     :class:`ObservationPolicy` are off.
 
     Attributes:
-        n_beacon: representative past queries per query head, scored at the current position.
-        sample_chunk: prompt tokens per reduction of the query buffer during prefill.
+        n_beacon: Number of representative past queries per query head, scored at the current position.
+        sample_chunk: Number of prompt tokens per reduction of the query buffer during prefill.
     """
 
     source = f"{PAPER}, sections 4.1-4.3, Algorithms 1 and 2"
@@ -36,7 +36,7 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
         **{
             f"{queries}-{heads}": Preset(
                 {"query_pool": queries, "group_pool": heads},
-                f"{PAPER}, Table 2" + ("" if queries == heads else " taken apart"),
+                f"{PAPER}, Table 2" + ("" if queries == heads else " taken separately"),
                 note=f"{queries} over queries, {heads} over the heads of a group",
             )
             for queries in ops.POOLS

@@ -1,4 +1,4 @@
-"""What there is to choose from, as plain data: ``catalogue.json`` beside this file holds it.
+"""The registered policies as plain data: the file ``catalogue.json`` in this folder.
 
 The registry is the only source; the file is made from it (``make catalogue``), so that the command line can list
 methods without importing torch. A test compares the two.
@@ -35,5 +35,5 @@ def catalogue() -> dict[str, Any]:
 
 
 def write(path: Path = PATH) -> None:
-    """Make the file anew."""
+    """Write the file."""
     path.write_text(json.dumps(catalogue(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

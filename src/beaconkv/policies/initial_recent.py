@@ -11,7 +11,7 @@ from .retention import FirstSlots
 
 @dataclass(frozen=True)
 class InitialRecent(HistoryPolicy, name="initial_recent"):
-    """The first 16 queries of the text, turned to now, and the last 16; scored as BeaconKV."""
+    """The first 16 queries of the text, rotated to the current position, and the last 16; scored as in BeaconKV."""
 
     source = f"{PAPER}, Table 3"
     per_head = True

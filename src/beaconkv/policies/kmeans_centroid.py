@@ -14,13 +14,13 @@ from .history import WholeHistoryPolicy
 
 @dataclass(frozen=True)
 class KMeansCentroid(WholeHistoryPolicy, name="kmeans_centroid"):
-    """The 16 k-means centroids of all past queries, turned to now, and the last 16; scored as BeaconKV.
+    """The 16 k-means centroids of all past queries, rotated to the current position, and the last 16.
 
-    The sources name no distance. Clusters are by cosine here (spherical k-means), as farthest point
-    sampling is, and start from its picks; a centroid is the mean of its queries with their lengths.
+    They are scored as in BeaconKV. The sources name no distance. Clusters are by cosine here (spherical k-means), as
+    farthest point sampling is, and start from its picks; a centroid is the mean of its queries with their lengths.
 
     Attributes:
-        iterations: steps of Lloyd's algorithm, always so many.
+        iterations: Number of steps of Lloyd's algorithm; it never stops earlier.
     """
 
     source = f"{PAPER}, Figure 7"

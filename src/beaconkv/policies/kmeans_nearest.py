@@ -12,9 +12,9 @@ from .kmeans_centroid import KMeansCentroid
 
 @dataclass(frozen=True)
 class KMeansNearest(KMeansCentroid, name="kmeans_nearest"):
-    """The past query nearest to each of 16 k-means centres, turned to now, and the last 16; scored as BeaconKV.
+    """The past query nearest to each of 16 k-means centres, rotated to the current position, and the last 16.
 
-    Nearest by cosine; no query is taken twice.
+    They are scored as in BeaconKV. Nearest is by cosine; no query is taken twice.
     """
 
     def represent(self, history: Tensor, count: Tensor, num: int) -> Tensor:

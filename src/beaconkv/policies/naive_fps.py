@@ -13,7 +13,10 @@ from .history import WholeHistoryPolicy
 
 @dataclass(frozen=True)
 class NaiveFPS(WholeHistoryPolicy, name="naive_fps"):
-    """16 farthest points of all past queries, turned to now, and the last 16; scored as BeaconKV."""
+    """16 farthest points of all past queries, rotated to the current position, and the last 16.
+
+    They are scored as in BeaconKV.
+    """
 
     source = f"{PAPER}, Figure 7"
 

@@ -1,4 +1,4 @@
-"""Methods that score entries by what a set of observation queries attends to: one path for all of them."""
+"""The common base of methods that score entries by the attention of a set of observation queries."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ HEAD_POOLS = ("group", "all")
 class ObservationPolicy(EvictionPolicy):
     """Attention of observation queries, pooled over queries, then over heads, then along the text.
 
-    The queries are the last ``n_recent``, at their own positions; a subclass may join others, which are
-    kept before RoPE and turned to the current position.
+    The queries are the last ``n_recent``, at their own positions; a subclass may add others, which are
+    kept before RoPE and rotated to the current position.
 
     Attributes:
-        n_recent: last queries per query head.
-        query_pool: "max" or "mean" over the observation queries.
-        group_pool: "max" or "mean" over the query heads of a GQA group (R-KV also has "logits").
-        head_pool: "group": each KV head scores for itself. "all": the scores of all KV heads of the layer
-            are pooled at the end, as ``group_pool`` says ("logits": mean); all heads keep the same entries.
-        past_only: the softmax is over the entries before the last ``n_recent`` alone, which score 0.
-        value_norm: the pooled weight is multiplied by the L2 norm of the entry's value.
-        position_pool: "none", "avg" or "max" over the ``position_kernel`` entries around each, in order of time.
-        position_kernel: odd.
-        redundancy_weight: w > 0 scores (1 - w) * importance - w * redundancy, where redundancy is
-            :func:`~beaconkv.ops.key_redundancy`, and importance, all of the above, is divided by its sum
+        n_recent: Number of last queries per query head.
+        query_pool: Pooling over the observation queries, "max" or "mean".
+        group_pool: Pooling over the query heads of a GQA group, "max" or "mean" (R-KV also has "logits").
+        head_pool: Pooling over the KV heads of the layer. "group": none. "all": their scores are pooled at the end by
+            ``group_pool`` ("logits": mean), and all heads keep the same entries.
+        past_only: Whether the softmax is over the entries before the last ``n_recent`` alone; the latter then score 0.
+        value_norm: Whether the pooled weight is multiplied by the L2 norm of the entry's value.
+        position_pool: Pooling over the ``position_kernel`` entries around each, by time: "none", "avg" or "max".
+        position_kernel: Number of these entries, odd.
+        redundancy_weight: Weight w of redundancy. With w > 0 the score is (1 - w) * importance - w * redundancy, where
+            redundancy is :func:`~beaconkv.ops.key_redundancy`, and importance, all of the above, is divided by its sum
             over the head's entries: both sum to 1. (R-KV itself does not divide.)
     """
 

@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """One published form of a method: settings of the policy, and what it asks of the schedule.
+    """One published form of a method: settings of the policy, and of the schedule.
 
     None leaves a value to the policy's class (prefix, protect) or to the schedule (all others).
 
     Attributes:
-        settings: of the policy; the others keep their defaults.
-        source: where these numbers are published.
-        prefix: first entries never evicted: a number, or "prompt".
-        protect: last entries never evicted: a number, or "half" of what an eviction leaves.
-        every: steps between two evictions: an eviction leaves budget - every entries.
-        budget, budget_min, growth, scope: the schedule itself, where the method fixes it.
-        note: how this form differs from others.
+        settings: Settings of the policy; the others keep their defaults.
+        source: Publication of these numbers.
+        prefix: Number of first entries never evicted, or "prompt".
+        protect: Number of last entries never evicted, or "half" of what an eviction leaves.
+        every: Number of steps between two evictions: an eviction leaves budget - every entries.
+        budget, budget_min, growth, scope: Values of the schedule, where the method fixes them.
+        note: Difference to other forms, in words.
     """
 
     settings: Mapping[str, Any]
@@ -35,6 +35,6 @@ class Preset:
     note: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """What is set, as a plain dict: the policy's settings, then those of the schedule, source and note."""
+        """The preset as a plain dict: the policy's settings, then those of the schedule, source and note."""
         rest = {k: v for k, v in vars(self).items() if k != "settings" and v not in (None, "")}
         return {"settings": dict(self.settings), **rest}

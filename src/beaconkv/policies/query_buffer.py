@@ -1,4 +1,4 @@
-"""The bounded memory of past queries: recent ones apart, older ones thinned by continual FPS.
+"""The bounded memory of past queries: recent ones, and older ones reduced by continual FPS.
 
 BeaconKV, section 4.2 and Algorithm 2. Per query head there are
 
@@ -6,14 +6,14 @@ BeaconKV, section 4.2 and Algorithm 2. Per query head there are
     recent    the last n_recent queries after RoPE, with cos, sin  -> the recent queries
 
 In the paper every query is appended to one buffer, which is reduced to n_beacon by farthest point
-sampling when it holds n_beacon + n_recent. Here a new query first waits among the recent ones
-("fresh") and is turned back and joined to the history only when a reduction is due: the buffer of the
-paper is ``history`` followed by the fresh part of ``recent``, in order of time. Reductions happen
+sampling when it holds n_beacon + n_recent. Here a new query is first held among the recent ones
+("fresh") and is un-rotated and appended to the history only when a reduction is due: the buffer of the
+paper is ``history`` followed by the fresh ones of ``recent``, in order of time. Reductions happen
 
     - when history + fresh reach n_beacon + n_recent,
-    - when n_recent steps are left before the cache is full: the beacons of this cycle are fixed, and
-      the steps that follow stay apart as this cycle's recent queries,
-    - after the eviction: beacons and fresh queries join and start the next cycle,
+    - when n_recent steps are left before the cache is full: the beacons of this cycle are then fixed, and
+      the queries of the following steps are only this cycle's recent queries,
+    - after the eviction: fresh queries are appended to the beacons and the next cycle starts,
     - during prefill, after every ``sample_chunk`` tokens and at the end.
 """
 
@@ -34,10 +34,10 @@ class QueryBuffer(LayerState):
     """Beacon and recent queries of one layer. Tensors are allocated at the first query.
 
     Args:
-        batch: rows B.
-        n_recent: recent queries per query head, >= 1.
-        n_beacon: beacon queries per query head, >= 0.
-        sample_chunk: prompt tokens per reduction during prefill; the similarity matrix of a whole
+        batch: Number of rows B.
+        n_recent: Number of recent queries per query head, >= 1.
+        n_beacon: Number of beacon queries per query head, >= 0.
+        sample_chunk: Number of prompt tokens per reduction during prefill; the similarity matrix of a whole
             long prompt is never built.
     """
 
@@ -66,12 +66,12 @@ class QueryBuffer(LayerState):
 
     def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
         if type(self).observe is not QueryBuffer.observe:
-            super().observe_steps(queries, rope, until_full, rows)  # a subclass does something else at each
+            super().observe_steps(queries, rope, until_full, rows)  # a subclass may do something else at each step
             return
         if self.recent is None:
             self._allocate(queries, rope)
         start, steps = 0, len(until_full)
-        while start < steps:  # as many steps at once as come before the history is touched
+        while start < steps:  # as many steps at once as come before the history changes
             fresh, history, count = self.num_fresh[0], self.num_history[0], 1
             while (
                 start + count < steps
@@ -85,7 +85,7 @@ class QueryBuffer(LayerState):
                 self._reduce_if_due([until_full[start - 1]] * len(rows), rows)
 
     def _append_steps(self, queries: Tensor, rope: Rope) -> None:
-        """At most n_recent tokens in every row: write the ring from where it stands, and from its beginning."""
+        """Write at most n_recent tokens of every row into the ring: from its next slot on, then from its beginning."""
         count = queries.shape[2]
         first = min(count, self.n_recent - self.next)
         for ring, new, dim in ((self.recent, queries, 2), (self.rope.cos, rope.cos, 1), (self.rope.sin, rope.sin, 1)):
@@ -105,7 +105,7 @@ class QueryBuffer(LayerState):
         self.rope = Rope(cos, sin, rope.apply)
 
     def _append_step(self, queries: Tensor, rope: Rope) -> None:
-        """One token in every row: write one slot of the ring."""
+        """Write one token of every row into one slot of the ring."""
         self.recent[:, :, self.next] = queries[:, :, 0]
         self.rope.cos[:, self.next] = rope.cos[:, 0]
         self.rope.sin[:, self.next] = rope.sin[:, 0]
@@ -114,9 +114,9 @@ class QueryBuffer(LayerState):
         self.num_fresh = [n + 1 for n in self.num_fresh]
 
     def _append_chunk(self, queries: Tensor, rope: Rope, until_full: int, rows: Rows) -> None:
-        """Several tokens at once, or one token in some rows; all rows alike.
+        """Write several tokens at once, or one token of some rows; all rows are in equal states.
 
-        The last tokens before the cache is full stay fresh, the others join the history now.
+        The last tokens before the cache is full stay fresh, the others are appended to the history now.
         """
         self._align()
         num_new, fresh = queries.shape[2], self.num_fresh[rows.numbers[0]]
@@ -125,7 +125,7 @@ class QueryBuffer(LayerState):
         if self.n_beacon:
             spill = fresh if leave else max(0, fresh + stay - self.n_recent)
             if spill:
-                # Past the boundary nothing else will reduce before the eviction.
+                # After this boundary no other reduction comes before the eviction.
                 self._join(self.before_rope(fresh, fresh - spill, rows), rows, reduce=leave == 0)
             for start in range(0, leave, self.sample_chunk):
                 stop = min(start + self.sample_chunk, leave)
@@ -146,7 +146,7 @@ class QueryBuffer(LayerState):
             self.num_fresh[row] = fresh
 
     def _reduce_if_due(self, until_full: list[int], rows: Rows) -> None:
-        """Join fresh queries to the history where the cycle asks for it, and reduce."""
+        """Append fresh queries to the history where the cycle requires it, and reduce."""
         due: list = [None] * len(self.num_fresh)
         for row, left in zip(rows.numbers, until_full, strict=True):
             fresh, history = self.num_fresh[row], self.num_history[row]
@@ -158,7 +158,7 @@ class QueryBuffer(LayerState):
                     self._join_fresh(group, reduce=key[2])
 
     def _due(self, fresh: int, history: int, left: int) -> bool | None:
-        """Whether fresh queries join the history now, reduced or not; None: they stay fresh."""
+        """Whether fresh queries, appended to the history now, are reduced with it; None: they stay fresh."""
         if not self.n_beacon:
             return None
         if left == self.n_recent and fresh:
@@ -187,13 +187,13 @@ class QueryBuffer(LayerState):
             self.num_fresh[row] = 0
 
     def _join(self, before_rope: Tensor, rows: Rows, reduce: bool = False) -> None:
-        """Append queries (R, H, m, D) to the history; reduce it to n_beacon if full or asked to."""
+        """Append queries (R, H, m, D) to the history; reduce it to n_beacon if it is full or ``reduce`` is set."""
         size = self.num_history[rows.numbers[0]]
         joined = torch.cat([rows.take(self.history)[:, :, :size], before_rope.to(self.history)], dim=2)
         self._keep(joined, rows, reduce, is_stored=False)
 
     def _keep(self, joined: Tensor, rows: Rows, reduce: bool, is_stored: bool) -> None:
-        """Make these queries (R, H, m, D), or what is left of them, the history; it may hold them already."""
+        """Set the history to these queries (R, H, m, D), or to what is left of them; it may hold them already."""
         size = joined.shape[2]
         if size >= self.n_beacon + self.n_recent or (reduce and size > self.n_beacon):
             picks = ops.farthest_point_sampling(joined, self.n_beacon)
@@ -229,7 +229,7 @@ class QueryBuffer(LayerState):
         return ops.unrotate(rows.take(self.recent).index_select(2, slots), rope.of_rows(rows))
 
     def _align(self) -> None:
-        """Turn the ring so that its slots are in order of time, in every row."""
+        """Reorder the ring so that its slots are in order of time, in every row."""
         if self.next:
             order = self._slots(self.n_recent, 0)
             for ring, dim in ((self.recent, 2), (self.rope.cos, 1), (self.rope.sin, 1)):
@@ -250,7 +250,7 @@ class QueryBuffer(LayerState):
     @classmethod
     def stack(cls, states: Sequence[QueryBuffer]) -> QueryBuffer | None:
         if cls is not QueryBuffer:
-            return None  # what a subclass adds is not known here
+            return None  # a subclass may hold more than this class can stack
         first = states[0]
         if first.recent is not None:
             first.recent = concat_heads([state.recent for state in states])

@@ -12,12 +12,12 @@ from .retention import Reservoir
 
 @dataclass(frozen=True)
 class RandomHistory(HistoryPolicy, name="random_history"):
-    """16 past queries, uniformly at random, turned to now, and the last 16; scored as BeaconKV.
+    """16 random past queries, rotated to the current position, and the last 16; scored as in BeaconKV.
 
-    Reservoir sampling; which steps are remembered depends on the seed and on the length of the text alone.
+    Reservoir sampling is uniform; which steps are remembered depends on the seed and on the length of the text alone.
 
     Attributes:
-        seed: of the draws.
+        seed: Random seed of the draws.
     """
 
     source = f"{PAPER}, Figure 6"

@@ -1,4 +1,4 @@
-"""The registered policies by name, their presets, and how one is made with some settings."""
+"""The registered policies and their presets, and making a policy with some settings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .preset import Preset
 
 
 def policies() -> dict[str, type[EvictionPolicy]]:
-    """Every registered policy by name, in alphabetical order."""
+    """Name -> class of every registered policy, in alphabetical order."""
     return dict(sorted(REGISTRY.items()))
 
 
 def policy_class(name: str) -> type[EvictionPolicy]:
-    """The policy registered by this name.
+    """The policy registered under this name.
 
     Raises:
         ValueError: an unknown name; the message lists the choices.
@@ -28,7 +28,7 @@ def policy_class(name: str) -> type[EvictionPolicy]:
 
 
 def preset_of(cls: type[EvictionPolicy], name: str) -> Preset:
-    """A preset of a policy by name.
+    """The preset of a policy with this name.
 
     Raises:
         ValueError: an unknown name; the message lists the choices.

@@ -1,4 +1,4 @@
-"""Un-rotation straight into a buffer, half by half, without a temporary of its size."""
+"""Un-rotation directly into a buffer, half by half, without a temporary of its size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ...types import Rope
 from .. import rope as reference
 
 BLOCK = 1 << 17
-"""Components turned at a time on a CPU: they stay in its cache."""
+"""Number of components un-rotated at a time on a CPU, so that they stay in its cache."""
 
 
 def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
-    """As :func:`beaconkv.ops.rope.unrotate_into`, bit for bit: queries that tie must go on to tie."""
+    """The same as :func:`beaconkv.ops.rope.unrotate_into`, bit for bit: equal queries must stay equal."""
     rows, heads, m, dim = x.shape
     cos, sin = rope.cos.float(), rope.sin.float()
     out = target.narrow(2, start, m)
@@ -22,16 +22,16 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
         return
     ones = x.new_ones(cos.shape[0], 1, m, dim, dtype=cos.dtype)
     cos1, cos2, sin1, sin2 = (t.unsqueeze(1) for table in (cos, sin) for t in layout.of_pairs(table))
-    turned = 2 * cos1.shape[-1]
-    norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)[..., :turned]
+    rotated = 2 * cos1.shape[-1]
+    norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)[..., :rotated]
     norm1, norm2 = layout.pairs(norm)
     step = heads if x.device.type != "cpu" else max(1, BLOCK // (rows * m * dim))
     for head in range(0, heads, step):
         into, own = out[:, head : head + step], x[:, head : head + step].float()
-        first, second = layout.pairs(own[..., :turned])
-        first_out, second_out = layout.pairs(into[..., :turned])
+        first, second = layout.pairs(own[..., :rotated])
+        first_out, second_out = layout.pairs(into[..., :rotated])
         # No fused multiply-add: it would round once where the reference rounds twice.
         first_out.copy_((first * cos1).add_(second * sin1).div_(norm1))
         second_out.copy_((second * cos2).sub_(first * sin2).div_(norm2))
-        if turned < dim:
-            into[..., turned:] = own[..., turned:]
+        if rotated < dim:
+            into[..., rotated:] = own[..., rotated:]

@@ -9,7 +9,7 @@ from ...types import AttentionParams
 from ..scoring import pool
 
 BLOCK = {"cpu": 1 << 18}
-"""Weights (float32) that exist at a time, by kind of device."""
+"""Number of weights (float32) that exist at the same time, by kind of device."""
 OTHERS = 1 << 26
 
 
@@ -22,7 +22,7 @@ def observation_scores(
     query_pool: str = "max",
     group_pool: str = "max",
 ) -> Tensor:
-    """As :func:`beaconkv.ops.scoring.observation_scores`, up to rounding."""
+    """The same as :func:`beaconkv.ops.scoring.observation_scores`, up to rounding."""
     rows, heads, n, dim = queries.shape
     kv_heads, num_entries = keys.shape[1:3]
     if heads % kv_heads:
@@ -57,6 +57,6 @@ def _weights(
     else:
         column = sinks.expand(logits.shape[0], -1, -1, logits.shape[3], 1)
         weights = torch.cat([logits, column], dim=-1).softmax(dim=-1)[..., :-1]
-    # The softmax of a query that sees nothing is spread evenly; its weights are zero by definition.
+    # The softmax of a query without visible entries is uniform; its weights are zero by definition.
     sees = (held.amin(dim=-1, keepdim=True) <= at.unsqueeze(1))[:, :, None, :, None]  # (R, h, 1, n, 1)
     return weights.mul_(sees)

@@ -1,4 +1,4 @@
-"""Triton twin of turning queries back into a buffer: read once, written once, whatever their dtypes."""
+"""Triton twin of un-rotation into a buffer: each query is read once and written once, whatever the dtypes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .. import rope as reference
 from .launch import on_device_of
 
 STEPS = 16
-"""Most queries of a head that a program turns."""
+"""Maximum number of queries of a head that a program un-rotates."""
 
 
 def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
-    """See :func:`beaconkv.ops.unrotate_into`. All tensors may be strided."""
+    """The same as :func:`beaconkv.ops.unrotate_into`. All tensors may be strided."""
     if not _ordinary(target, start, x, rope):
         reference.unrotate_into(target, start, x, rope)
         return
@@ -36,7 +36,7 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
             heads,
             steps,
             dim,
-            _turned(rope),
+            _rotary_dim(rope),
             NEIGHBOURS=layout.neighbours,
             ONCE=layout.listed_once,
             STEPS=block,
@@ -46,18 +46,18 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
 
 
 def _strides(cos: Tensor) -> tuple[int, int, int]:
-    """0 where one row or step serves all."""
+    """Stride of a dimension; 0 where its size is 1 and it is broadcast."""
     row, step, dim = cos.stride()
     return row if cos.shape[0] > 1 else 0, step if cos.shape[1] > 1 else 0, dim
 
 
-def _turned(rope: Rope) -> int:
-    """D_rot: how many dimensions of a query turn."""
+def _rotary_dim(rope: Rope) -> int:
+    """D_rot, the number of dimensions of a query that are rotated."""
     return rope.cos.shape[-1] * (2 if rope.apply is reference.apply_half_once else 1)
 
 
 def _ordinary(target: Tensor, start: int, x: Tensor, rope: Rope) -> bool:
-    """Whether the kernel may run: a layout it knows, and shapes that fit."""
+    """Whether the kernel may run: the layout is supported, and the shapes fit."""
     layout = reference.layout_of(rope.apply)
     if layout is None or layout.backwards:
         return False
@@ -65,7 +65,7 @@ def _ordinary(target: Tensor, start: int, x: Tensor, rope: Rope) -> bool:
         return False
     rows, heads, steps, dim = x.shape
     rope_rows, rope_steps, _ = rope.cos.shape
-    rotary = _turned(rope)
+    rotary = _rotary_dim(rope)
     return (
         target.shape[:2] == (rows, heads)
         and target.shape[3] == dim
@@ -90,14 +90,14 @@ def _unrotate(
     row, head = program // heads, program % heads
     step = (tl.program_id(1).to(tl.int64) * STEPS + tl.arange(0, STEPS))[:, None]
     d = tl.arange(0, DIM)[None, :]
-    # The other dimension of each one's pair, and whether it is the second of the two.
+    # The other dimension of each pair, and whether a dimension is the second of its pair.
     if NEIGHBOURS:
         second = d % 2 == 1
         other = tl.where(second, d - 1, d + 1)
     else:
         second = d >= rotary // 2
         other = tl.where(second, d - rotary // 2, d + rotary // 2)
-    # Where cos and sin list the frequency of each dimension, and of the other one of its pair.
+    # Index in cos and sin of the frequency of each dimension, and of the other dimension of its pair.
     if ONCE:
         at = d // 2 if NEIGHBOURS else tl.where(second, d - rotary // 2, d)
         other_at = at
@@ -105,22 +105,22 @@ def _unrotate(
         at, other_at = d, other
     sign = tl.where(second, -1.0, 1.0)
     inside = (step < steps) & (d < dim)
-    turns = inside & (d < rotary)
+    is_rotary = inside & (d < rotary)
 
     x += row * stride_xr + head * stride_xh + step * stride_xn
     own = tl.load(x + d * stride_xd, mask=inside, other=0.0).to(tl.float32)
-    paired = tl.load(x + other * stride_xd, mask=turns, other=0.0).to(tl.float32)
+    paired = tl.load(x + other * stride_xd, mask=is_rotary, other=0.0).to(tl.float32)
     cos += row * stride_cr + step * stride_cn
     sin += row * stride_sr + step * stride_sn
-    # What does not turn has cos 1 and sin 0.
-    c = tl.load(cos + at * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s = tl.load(sin + at * stride_sd, mask=turns, other=0.0).to(tl.float32)
-    c_paired = tl.load(cos + other_at * stride_cd, mask=turns, other=1.0).to(tl.float32)
-    s_paired = tl.load(sin + other_at * stride_sd, mask=turns, other=0.0).to(tl.float32)
+    # Dimensions without rotation have cos 1 and sin 0.
+    c = tl.load(cos + at * stride_cd, mask=is_rotary, other=1.0).to(tl.float32)
+    s = tl.load(sin + at * stride_sd, mask=is_rotary, other=0.0).to(tl.float32)
+    c_paired = tl.load(cos + other_at * stride_cd, mask=is_rotary, other=1.0).to(tl.float32)
+    s_paired = tl.load(sin + other_at * stride_sd, mask=is_rotary, other=0.0).to(tl.float32)
 
-    # A vector of ones, forth and back: cos² + sin², by the same steps as in the reference.
+    # A vector of ones, rotated forward and back: cos² + sin², by the same steps as in the reference.
     ones, ones_paired = c - sign * s, c_paired + sign * s_paired
     norm = ones * c + sign * ones_paired * s
-    turned = tl.div_rn(own * c + sign * paired * s, norm)
+    rotated = tl.div_rn(own * c + sign * paired * s, norm)
     target += row * stride_tr + head * stride_th + step * stride_tn
-    tl.store(target + d * stride_td, turned.to(target.dtype.element_ty), mask=inside)
+    tl.store(target + d * stride_td, rotated.to(target.dtype.element_ty), mask=inside)
