@@ -202,8 +202,8 @@ def _state_bytes(
     """
     layers = shape.full_layers
     together = layers > 1 and policy.per_head and can_stack(policy)
-    beside = layers if together else 1
-    heads, kv_heads = beside * shape.num_heads, beside * shape.kv_heads
+    stacked = layers if together else 1
+    heads, kv_heads = stacked * shape.num_heads, stacked * shape.kv_heads
     own = state_bytes(policy, schedule.budget, length, heads, kv_heads, shape.head_dim, dtype) + row_bytes()
     own += heads * shape.head_dim * dtype.itemsize if together else 0
-    return own * layers // beside + 4 * layers * shape.kv_heads * schedule.budget
+    return own * layers // stacked + 4 * layers * shape.kv_heads * schedule.budget

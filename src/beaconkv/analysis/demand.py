@@ -1,9 +1,9 @@
-"""What later queries want, entry by entry, between one eviction and the next.
+"""The attention of later queries to each entry, between one eviction and the next.
 
-The table is made once for a schedule. What any policy with that schedule loses is then a sum over the entries it
-dropped, and the oracle reads it ahead of time.
+The table is made once for a schedule. The loss of any policy with that schedule is then a sum over the entries it
+dropped, and the oracle uses the columns of the future.
 
-    stretch   0            1            2
+    interval  0            1            2
               |.... s_1 ....|.... s_2 ..|....       s_k: the token after which the k-th eviction comes
 """
 
@@ -23,12 +23,12 @@ class Demand:
     """Demand in one layer.
 
     Attributes:
-        steps: positions after which evictions come.
-        queries: (E + 1,) int64, queries in each stretch. Stretch 0 has those up to the first eviction.
-        mass: (H, E + 1, T) float32, attention that the queries of a stretch pay to an entry, summed.
-        wanted: (H_kv, E + 1, T) int32, how many queries of a stretch, of all heads of the group, have the entry among
-            the ``top_keys`` they attend to most.
-        top_keys: of each query.
+        steps: Positions after which evictions come.
+        queries: Number of queries in each interval (E + 1,) int64. Interval 0 has those up to the first eviction.
+        mass: Attention of the queries of an interval to an entry, summed (H, E + 1, T) float32.
+        wanted: Number of queries of an interval, of all heads of the group, that have the entry among the ``top_keys``
+            they attend to most (H_kv, E + 1, T) int32.
+        top_keys: Number of these keys of each query.
     """
 
     steps: list[int]
@@ -44,45 +44,45 @@ class Demand:
 
 
 def find_demand(trace: Trace, layer: int, steps: list[int], top_keys: int = 16) -> Demand:
-    """Read the attention of one layer, and add it up.
+    """Compute the attention of one layer, and sum it over the intervals.
 
     Args:
-        steps: ascending positions after which evictions come.
-        top_keys: keys of each query that count as wanted; a query with fewer keys wants them all.
+        steps: Positions after which evictions come, ascending.
+        top_keys: Number of keys of each query that count as wanted; of a query with fewer keys all count.
 
     Raises:
         ValueError: a layer that was not recorded, a count below 1.
     """
     if top_keys < 1:
         raise ValueError(f"top_keys must be at least 1, got {top_keys}")
-    tokens, stretches = len(trace), len(steps) + 1
+    tokens, intervals = len(trace), len(steps) + 1
     kv_heads, group = len(trace.info.kv_heads), trace.info.group
-    mass = torch.zeros(kv_heads * group, stretches, tokens)
-    wanted = torch.zeros(kv_heads, stretches, tokens, dtype=torch.int32)
+    mass = torch.zeros(kv_heads * group, intervals, tokens)
+    wanted = torch.zeros(kv_heads, intervals, tokens, dtype=torch.int32)
     bounds = torch.tensor(steps, dtype=torch.int64)
-    counts = torch.bincount(torch.bucketize(torch.arange(tokens), bounds), minlength=stretches)
+    counts = torch.bincount(torch.bucketize(torch.arange(tokens), bounds), minlength=intervals)
     for start, weights in attention_blocks(trace, layer, cuts=tuple(step + 1 for step in steps)):
-        stretch = int(torch.bucketize(torch.tensor(start), bounds))
+        interval = int(torch.bucketize(torch.tensor(start), bounds))
         num_queries, size = weights.shape[2:]
-        mass[:, stretch, :size] += weights.sum(2).flatten(0, 1)
+        mass[:, interval, :size] += weights.sum(2).flatten(0, 1)
         share, places = weights.topk(min(top_keys, size), dim=-1, sorted=False)
         visible = places <= torch.arange(start, start + num_queries).view(-1, 1)
         flat = places.reshape(kv_heads, -1)
-        wanted[:, stretch].scatter_add_(1, flat, visible.reshape(kv_heads, -1).int())
+        wanted[:, interval].scatter_add_(1, flat, visible.reshape(kv_heads, -1).int())
     return Demand(list(steps), counts, mass, wanted, top_keys)
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a policy's drops cost later queries, in one layer.
+    """Loss of later queries by a policy's evictions, in one layer.
 
     Attributes:
-        lost: (H, E + 1) float32, share of a query's attention on entries that are gone, mean over a stretch.
-        recall: (H_kv, E + 1) float32, share of the wanted entries that are still held.
-            Both are NaN for a stretch without queries: after an eviction at the last token.
-        later_mass: (H_kv, T) float32, attention that later queries would have paid to a dropped entry, summed over
-            queries and over the heads of the group; 0 for entries that stayed.
-        later_wanted: (H_kv, T) int64, how many later queries wanted a dropped entry.
+        lost: Share of a query's attention on evicted entries, mean over an interval (H, E + 1) float32.
+        recall: Share of the wanted entries that are still held (H_kv, E + 1) float32.
+            Both are NaN for an interval without queries: after an eviction at the last token.
+        later_mass: Attention of later queries to a dropped entry, summed over queries and over the heads of the group
+            (H_kv, T) float32; 0 for entries that stayed.
+        later_wanted: Number of later queries that wanted a dropped entry (H_kv, T) int64.
     """
 
     lost: Tensor
@@ -92,15 +92,15 @@ class Loss:
 
 
 def find_loss(demand: Demand, event_of: Tensor) -> Loss:
-    """Sum up what was dropped.
+    """Sum the demand over the entries that were dropped.
 
     Args:
-        event_of: (H_kv, T) int64, the number of the eviction that dropped an entry, from 1; 0 if none did.
+        event_of: Number of the eviction that dropped an entry, from 1; 0 if none did (H_kv, T) int64.
     """
-    heads, stretches, _ = demand.mass.shape
+    heads, intervals, _ = demand.mass.shape
     kv_heads = demand.wanted.shape[0]
-    stretch = torch.arange(stretches).view(1, -1, 1)
-    gone = (event_of.unsqueeze(1) > 0) & (event_of.unsqueeze(1) <= stretch)  # (H_kv, E + 1, T)
+    interval = torch.arange(intervals).view(1, -1, 1)
+    gone = (event_of.unsqueeze(1) > 0) & (event_of.unsqueeze(1) <= interval)  # (H_kv, E + 1, T)
     per_head = gone.repeat_interleave(heads // kv_heads, dim=0)
     lost = (demand.mass * per_head).sum(-1) / demand.queries
     missed = (demand.wanted * gone).sum(-1).double()

@@ -1,4 +1,4 @@
-"""What a trace shows, in numbers: how often each head looks back, and whether the queries that do fall into groups."""
+"""How often each head of a trace looks back, and whether the queries that do fall into groups, in numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Diagnosis:
     """How the queries of a trace look back.
 
     Attributes:
-        revisiting: distances, targets, and which queries are global.
-        frequency: (L, H) float32, share of global queries among those looked at (Figure 3).
-        clusters: by (layer, head): whether its global queries fall into groups; None where they are too few.
+        revisiting: Distances, targets, and which queries are global.
+        frequency: Share of global queries among those counted (L, H) float32 (Figure 3).
+        clusters: Test whether its global queries fall into groups, by (layer, head); None where they are too few.
     """
 
     revisiting: Revisiting
@@ -32,7 +32,7 @@ class Diagnosis:
         """Plain JSON."""
         tested = [c for c in self.clusters.values() if c is not None]
         significant = [c for c in tested if c.p_value <= 0.05]
-        beside = [c for c in tested if not math.isnan(c.local)]
+        compared = [c for c in tested if not math.isnan(c.local)]
         return {
             "top_keys": self.revisiting.top_keys,
             "distance": self.revisiting.distance,
@@ -42,8 +42,8 @@ class Diagnosis:
             "heads_clustered": len(significant),
             "silhouette": _mean(c.silhouette for c in tested),
             "silhouette_shuffled": _mean(c.shuffled for c in tested),
-            "silhouette_global_beside_local": _mean(c.beside_local for c in beside),
-            "silhouette_local": _mean(c.local for c in beside),
+            "silhouette_global_beside_local": _mean(c.beside_local for c in compared),
+            "silhouette_local": _mean(c.local for c in compared),
             "frequency": [[round(x, 4) for x in row] for row in self.frequency.tolist()],
             "clusters": [
                 {"layer": layer, "head": head, **_plain(asdict(c))}
@@ -68,12 +68,12 @@ def diagnose(
     """Find the global queries of each layer and head, and test whether they fall into groups.
 
     Args:
-        layers: None: all recorded ones.
-        top_keys, distance: of :func:`find_revisits`.
-        start, stop: tokens that are counted; by default what follows the prompt.
-        targets: keys of each query that are kept for pictures.
-        seed: of :func:`cluster_check`.
-        advance: told after each layer.
+        layers: Indices of the layers in the model; None: all recorded ones.
+        top_keys, distance: Arguments of :func:`find_revisits`.
+        start, stop: Range of the tokens that are counted; by default those after the prompt.
+        targets: Number of keys of each query that are kept for pictures.
+        seed: Random seed of :func:`cluster_check`.
+        advance: Function called after each layer.
 
     Raises:
         ValueError: as :func:`find_revisits`; an empty range.

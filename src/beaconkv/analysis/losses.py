@@ -1,4 +1,4 @@
-"""Policies side by side over one trace: what each lost, next to an oracle and a bound."""
+"""The losses of several policies over one trace, compared with an oracle and a bound."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Outcome:
     """One policy at one budget.
 
     Attributes:
-        replay: what it dropped, and when.
-        queries: (E + 1,) int64, queries in each stretch between evictions.
-        lost, oracle: (L, H, E + 1) float32, share of attention lost, by the policy and by the oracle.
-        bound: (L, H_kv, E + 1) float32, share that is lost whatever is kept.
-        recall: (L, H_kv, E + 1) float32, share of each query's ``top_keys`` keys that is still held.
-        later_mass: (L, H_kv, T) float32; later_wanted: (L, H_kv, T) int64; see :class:`Loss`.
-        top_keys: as given to :func:`compare_policies`.
+        replay: Entries it dropped, and when.
+        queries: Number of queries in each interval between evictions (E + 1,) int64.
+        lost, oracle: Share of attention lost, by the policy and by the oracle (L, H, E + 1) float32.
+        bound: Share of attention that is lost whatever is kept (L, H_kv, E + 1) float32.
+        recall: Share of each query's ``top_keys`` keys that is still held (L, H_kv, E + 1) float32.
+        later_mass, later_wanted: Tensors (L, H_kv, T), float32 and int64; see :class:`Loss`.
+        top_keys: Number of keys as given to :func:`compare_policies`.
     """
 
     replay: Replay
@@ -43,13 +43,13 @@ class Outcome:
         """Mean over layers, heads and all queries after the first eviction; NaN if there are none.
 
         Args:
-            values: (L, heads, E + 1), means over the queries of each stretch.
+            values: Means over the queries of each interval (L, heads, E + 1).
         """
         weights = self.queries[1:].double()
         return ((values[..., 1:].double().nan_to_num() * weights).sum(-1) / weights.sum()).mean().item()
 
     def summary(self) -> dict[str, Any]:
-        """The row of a table, as plain JSON; None where nothing can be said."""
+        """The row of a table, as plain JSON; None where a value is not defined."""
         own, best, least = (self.mean(values) for values in (self.lost, self.oracle, self.bound))
         covered = self.replay.coverage.nanmean().item()
         row = {
@@ -68,7 +68,7 @@ class Outcome:
         return {name: None if value != value else value for name, value in row.items()}
 
     def events(self) -> list[dict[str, Any]]:
-        """One row for each eviction: what went, what later queries wanted of it, and the stretch that followed."""
+        """One row for each eviction: what was dropped, what later queries wanted of it, and the interval after it."""
         number = self.replay.event_of()
         bounds = [*self.replay.steps, self.replay.coverage.shape[-1] - 1]
         rows = []
@@ -101,14 +101,14 @@ def compare_policies(
     advance: Callable[[float], None] = lambda share: None,
     **overrides: Any,
 ) -> list[Outcome]:
-    """Replay policies over a trace, and measure each against what later queries wanted.
+    """Replay policies over a trace, and measure the loss of later queries by each.
 
     Args:
-        cells: specs and budgets.
-        layers: None: all recorded ones.
-        top_keys: keys of each query that count as wanted.
-        advance: told which further share of the work is done; 1 in all.
-        overrides: as of :func:`replay`.
+        cells: Specs and budgets.
+        layers: Indices of the layers in the model; None: all recorded ones.
+        top_keys: Number of keys of each query that count as wanted.
+        advance: Function called with each share of the work that was just done, 1 in all.
+        overrides: Further arguments as of :func:`replay`.
 
     Raises:
         ValueError: as :func:`replay`; no cell.

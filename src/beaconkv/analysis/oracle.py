@@ -1,12 +1,12 @@
-"""How well an eviction could do that knew the future: a set that can be reached, and a bound that none can beat.
+"""The loss of an eviction that knows the future, and a lower bound of the loss of every eviction.
 
 Dropped entries never return, so the best choice at one eviction depends on all later ones.
 
 - :func:`oracle` is a policy that knows all future queries: at each eviction it keeps the entries to which all later
-  queries together pay most attention (as Belady's rule keeps what is needed), under the same protected entries. It can
-  be reached, but need not be the best.
-- :func:`least_loss` forgets that dropped entries never return, and that some are protected: in each stretch the best
-  entries for that stretch alone. No policy with this schedule loses less.
+  queries together attend most (as Belady's rule keeps what is needed), under the same protected entries. It is a
+  possible policy, but need not be the best.
+- :func:`least_loss` ignores that dropped entries never return, and that some are protected: it takes, in each
+  interval, the best entries for that interval alone. No policy with this schedule loses less.
 
 The true optimum lies between the two.
 """
@@ -22,18 +22,18 @@ from .demand import Demand
 
 
 def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
-    """What a policy drops in one layer that keeps what later queries attend to most.
+    """Evictions, in one layer, of a policy that keeps the entries to which later queries attend most.
 
     Args:
-        demand: of the layer, with the steps of this schedule.
-        schedule: budgets and protected entries.
-        prompt: tokens of the prompt.
+        demand: Demand of the layer, with the steps of this schedule.
+        schedule: Budgets and protected entries.
+        prompt: Number of tokens of the prompt.
 
     Returns:
         (H_kv, T) int64: the number of the eviction that drops an entry, from 1; 0 if none does.
     """
     mass = demand.of_group()
-    future = mass.flip(1).cumsum(1).flip(1)  # (H_kv, E + 1, T): from this stretch on
+    future = mass.flip(1).cumsum(1).flip(1)  # (H_kv, E + 1, T): from this interval on
     kv_heads, _, tokens = mass.shape
     event_of = torch.zeros(kv_heads, tokens, dtype=torch.int64)
     held = torch.zeros(kv_heads, 0, dtype=torch.int64)
@@ -55,13 +55,13 @@ def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
 
 
 def least_loss(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
-    """Attention that is lost in each stretch whatever is kept.
+    """Attention that is lost in each interval whatever is kept.
 
-    Args: as :func:`oracle`.
+    The arguments are those of :func:`oracle`.
 
     Returns:
-        (H_kv, E + 1) float32, share of a query's attention, mean over the queries of a stretch and the heads of
-        the group; NaN for a stretch without queries.
+        (H_kv, E + 1) float32, share of a query's attention, mean over the queries of an interval and the heads of
+        the group; NaN for an interval without queries.
     """
     mass = demand.of_group()
     group = demand.mass.shape[0] // mass.shape[0]

@@ -16,33 +16,33 @@ from .trace_file import DTYPES, Layout, TraceError, TraceReader
 
 ROTATIONS: dict[str, RotaryFn] = {name: layout.apply for name, layout in ops.LAYOUTS.items()}
 ROTATIONS["identity"] = ops.apply_identity
-"""By the name that stands in a trace: how its queries were rotated."""
+"""Name in a trace -> the rotation of its queries."""
 
 MOST = 1 << 14
-"""Layers, and KV heads, of any model: more stand in a damaged file only."""
+"""Maximum number of layers, and of KV heads, of any model: only a damaged file has more."""
 
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """What a trace is of; all of it is plain JSON.
+    """The description of a trace, as plain JSON values.
 
     Attributes:
-        model: name it was loaded by.
-        num_tokens, prompt_length: T, and how many of them are the prompt.
-        layers: indices in the model of the recorded layers.
-        kv_heads: indices of the recorded KV heads, the same in every layer.
-        group: query heads per KV head (GQA), all recorded.
-        dim, value_dim, rope_dim: dimensions of a query and key, of a value, of cos and sin.
-        dtype: of queries, keys and values: float32, bfloat16 or float16.
-        has_values: whether values were recorded.
-        rotary: per layer, one of :data:`ROTATIONS`.
-        rope_of: per layer, number of its cos and sin among those stored.
-        scaling: per layer, factor on q·k.
-        softcap: per layer, or None.
-        has_sinks: whether the layers have learned sinks.
-        pieces: the text of each token.
-        config: of the model, as transformers writes it.
-        provenance: command, versions, machine.
+        model: Name the model was loaded by.
+        num_tokens, prompt_length: Number of tokens T, and of those of the prompt.
+        layers: Indices in the model of the recorded layers.
+        kv_heads: Indices of the recorded KV heads, the same in every layer.
+        group: Number of query heads per KV head (GQA), all recorded.
+        dim, value_dim, rope_dim: Dimensions of a query and key, of a value, of cos and sin.
+        dtype: Data type of queries, keys and values: float32, bfloat16 or float16.
+        has_values: Whether values were recorded.
+        rotary: Rotation per layer, one of :data:`ROTATIONS`.
+        rope_of: Number, per layer, of its cos and sin among those stored.
+        scaling: Factor on q·k, per layer.
+        softcap: Bound of the logits, per layer, or None.
+        has_sinks: Whether the layers have learned sinks.
+        pieces: Text of each token.
+        config: Configuration of the model, as transformers writes it.
+        provenance: Command, versions, machine.
     """
 
     model: str
@@ -97,11 +97,11 @@ class TraceInfo:
 class Trace:
     """A recorded text, read from its file as it is needed.
 
-    Queries are stored as the attention function received them, after RoPE: a replay then sees bit for bit what a
-    cache saw; those before RoPE are :meth:`queries_before_rope`.
+    Queries are stored as the attention function received them, after RoPE, so that a replay has bit for bit the input
+    of a cache; :meth:`queries_before_rope` returns those before RoPE.
 
     Args:
-        path: of the file.
+        path: Path of the file.
 
     Raises:
         TraceError: the file is none, is damaged, or of another version.
@@ -121,19 +121,19 @@ class Trace:
         return self.info.num_tokens
 
     def number(self, layer: int) -> int:
-        """The place of a layer among the recorded ones. Raises ``ValueError`` with the choices."""
+        """The index of a layer among the recorded ones. Raises ``ValueError`` with the choices."""
         if layer not in self.info.layers:
             raise ValueError(f"layer {layer} was not recorded; choose from {', '.join(map(str, self.info.layers))}")
         return self.info.layers.index(layer)
 
     def params(self, layer: int) -> AttentionParams:
-        """How the layer computes its logits."""
+        """Parameters of the layer's logits."""
         number = self.number(layer)
         sinks = self._file.read(f"sinks.{layer}") if self.info.has_sinks else None
         return AttentionParams(self.info.scaling[number], self.info.softcap[number], sinks)
 
     def rope(self, layer: int) -> Rope:
-        """cos and sin (1, T, D_rot) float32 of all tokens, and the way they are applied."""
+        """cos and sin (1, T, D_rot) float32 of all tokens, and the function that applies them."""
         number = self.number(layer)
         cos, sin = (self._file.read(f"{name}.{self.info.rope_of[number]}").unsqueeze(0) for name in ("cos", "sin"))
         return Rope(cos, sin, ROTATIONS[self.info.rotary[number]])

@@ -1,4 +1,4 @@
-"""Recording the queries of a model that reads with everything kept."""
+"""Recording the queries of a model that reads a text with the full cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class QueryRecorder(EvictionPolicy):
     """Evicts nothing and remembers queries. It has no name, so that the registry does not list it.
 
     Attributes:
-        positions: of the tokens whose queries are remembered; None: all.
+        positions: Positions of the tokens whose queries are remembered; None: all.
     """
 
     positions: tuple[int, ...] | None = None
@@ -34,12 +34,12 @@ class QueryRecorder(EvictionPolicy):
 
 
 class RecordedQueries(LayerState):
-    """Queries of one layer since the last :meth:`take`, as :class:`QueryRecorder` remembers them. All rows are alike.
+    """Queries of one layer since the last :meth:`take`, for :class:`QueryRecorder`. All rows are in equal states.
 
     Attributes:
-        num_heads: query heads of the layer.
-        rope: of the tokens that came last.
-        params: how the layer computes its logits.
+        num_heads: Number of query heads of the layer.
+        rope: Rope of the newest tokens.
+        params: Parameters of the layer's logits.
     """
 
     def __init__(self, positions: tuple[int, ...] | None) -> None:

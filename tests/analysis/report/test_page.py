@@ -133,7 +133,7 @@ WRONG = {
     ),
     r"policies\[1\].dropped must not precede": put("policies.1.dropped", at((0, 0, 7), 6)),
     r"policies\[1\].steps must be ascending": put("policies.1.steps", lambda a: a[::-1]),
-    r"policies\[0\].lost must have shape \(heads=5, stretches=\d\)": put("policies.0.lost", lambda a: a[:, :-1]),
+    r"policies\[0\].lost must have shape \(heads=5, intervals=\d\)": put("policies.0.lost", lambda a: a[:, :-1]),
     r"policies\[0\].coverage must have shape": put("policies.0.coverage", lambda a: a[:4]),
     r"policies\[0\].summary\[1\] must be \[name, value\]": put("policies.0.summary.1", lambda _: ["lost", 3]),
 }

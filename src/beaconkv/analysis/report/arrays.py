@@ -1,4 +1,4 @@
-"""Arrays on their way into the page: checked, and written as base64."""
+"""Arrays of the page: checked, and written as base64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 DTYPES = {"f4": np.dtype("<f4"), "i4": np.dtype("<i4"), "u1": np.dtype("u1")}
-"""Names that the page's code knows (``data.js``) -> little-endian types."""
+"""Names that the page's code supports (``data.js``) -> little-endian types."""
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def array(
     """``source[name]`` as an array of ``dtype``.
 
     Args:
-        source: where it is looked up.
-        name: of the field.
-        dtype: one of ``DTYPES``.
-        shape: name of each axis -> its length; None: any.
-        within: the path of ``source``, for messages.
+        source: Mapping with the field.
+        name: Name of the field.
+        dtype: Data type, one of ``DTYPES``.
+        shape: Length of each axis, by its name; None: any.
+        within: Path of ``source``, for messages.
 
     Raises:
         ValueError: it is missing, has another shape or kind, or numbers that ``dtype`` cannot hold.
@@ -73,7 +73,7 @@ def integer(source: Mapping[str, Any], name: str, low: int, high: int | None = N
 
 
 def string(source: Mapping[str, Any], name: str, within: str = "") -> str:
-    """A piece of text."""
+    """``source[name]`` as a text."""
     value = field(source, name, within)
     require(isinstance(value, str), within + name, f"must be text, not {type(value).__name__}")
     return value
@@ -88,6 +88,6 @@ def strings(source: Mapping[str, Any], name: str) -> list[str]:
 
 
 def require(holds: bool, path: str, message: str) -> None:
-    """ValueError unless it holds."""
+    """Raise ``ValueError`` unless the condition holds."""
     if not holds:
         raise ValueError(f"{path} {message}")

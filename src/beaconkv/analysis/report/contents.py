@@ -1,4 +1,4 @@
-"""What a page is made of: checked at the door, so that its code never meets arrays that do not fit."""
+"""The data of a page, checked when they come in, so that the page's code never gets arrays that do not fit."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _head(head: Mapping[str, Any], path: str, page: Mapping[str, Any]) -> dict[s
 
 
 def _queries(data: Mapping[str, Any], heads: int, length: int) -> dict[str, np.ndarray]:
-    """What each query of the heads shown looks at: (n, T) and (n, T, K)."""
+    """The entries that each query of the heads shown attends to: (n, T) and (n, T, K)."""
     each = {"heads": heads, "tokens": length}
     targets = array(data, "targets", "i4", {**each, "targets": None})
     reach = np.arange(length)[:, None]
@@ -91,7 +91,7 @@ def _policy(policy: Mapping[str, Any], path: str, page: Mapping[str, Any]) -> di
     steps = array(policy, "steps", "i4", {"evictions": None}, path)
     ascending = not steps.size or (steps[0] >= 0 and steps[-1] < length and (np.diff(steps) > 0).all())
     require(bool(ascending), path + "steps", "must be ascending positions of the text")
-    lost = array(policy, "lost", "f4", {"heads": heads, "stretches": steps.size + 1}, path)
+    lost = array(policy, "lost", "f4", {"heads": heads, "intervals": steps.size + 1}, path)
     coverage = None
     if field(policy, "coverage", path) is not None:
         coverage = encode(array(policy, "coverage", "f4", {"heads": heads, "tokens": length}, path))

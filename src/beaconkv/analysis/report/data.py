@@ -1,4 +1,4 @@
-"""What the page shows: numbers of a trace, of its diagnosis and of replays, as :func:`render_page` takes them."""
+"""The numbers of a page, from a trace, its diagnosis and its replays, in the form that :func:`render_page` takes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..losses import Outcome
 from ..trace import Trace
 
 PAGE_BYTES = 6_000_000
-"""Bytes of attention targets in a page, at most; more heads than fit are left out."""
+"""Maximum number of bytes of attention targets in a page; more heads than fit are left out."""
 
 
 def page_data(
     trace: Trace, diagnosis: Diagnosis, outcomes: Sequence[Outcome], heads: int | None = None
 ) -> dict[str, Any]:
-    """Everything the page needs.
+    """All data of the page.
 
     Args:
-        diagnosis: of all layers that the outcomes have.
-        outcomes: of replays of the same layers.
-        heads: how many heads can be explored; None: as many as fit :data:`PAGE_BYTES`. Those with most global
-            queries, at least one of each layer as long as there are places.
+        diagnosis: Diagnosis of all layers that the outcomes have.
+        outcomes: Outcomes of replays of the same layers.
+        heads: Number of heads that can be explored; None: as many as fit :data:`PAGE_BYTES`. They are those with most
+            global queries, at least one of each layer as long as the number allows.
 
     Raises:
         ValueError: a diagnosis and outcomes of different layers.
@@ -77,7 +77,7 @@ def choose_heads(frequency: Tensor, most: int) -> list[tuple[int, int]]:
     """(number of the layer, head) of the heads with most global queries, one of each layer first; in order.
 
     Args:
-        frequency: (L, H).
+        frequency: Share of global queries (L, H).
     """
     layers, heads = frequency.shape
     best = frequency.argmax(dim=1).tolist()
@@ -92,7 +92,7 @@ def choose_heads(frequency: Tensor, most: int) -> list[tuple[int, int]]:
 
 
 def facts(trace: Trace, diagnosis: Diagnosis, outcomes: Sequence[Outcome]) -> list[str]:
-    """Key facts in words, for somebody who has not met the subject."""
+    """Key facts in words, for readers who are new to the subject."""
     found, share = diagnosis.revisiting, diagnosis.frequency
     answer = len(trace) - trace.info.prompt_length
     lines = [

@@ -112,10 +112,10 @@ def _remarks(name: str, recipe: Recipe, measured: Measured, found: Found, severa
     if idle:
         remarks.append(f"{start}nothing was evicted: {', '.join(idle)}")
     schedules = [schedule for result in measured.results for schedule in result.document.get("schedules", [])]
-    apart = dict.fromkeys(s["policy"] for s in schedules if s.get("scope") == "output")
-    apart = [policy for policy in apart if policy in found.values()]
-    if apart:
-        remarks.append(f"{start}the prompt does not count in the budget of {', '.join(apart)}")
+    output_only = dict.fromkeys(s["policy"] for s in schedules if s.get("scope") == "output")
+    output_only = [policy for policy in output_only if policy in found.values()]
+    if output_only:
+        remarks.append(f"{start}the prompt does not count in the budget of {', '.join(output_only)}")
     return remarks
 
 

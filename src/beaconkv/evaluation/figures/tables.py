@@ -17,14 +17,14 @@ POOLS = ("max", "mean")
 def splits(measured: Measured, found: Found, task: str, measure: str) -> str:
     """Table 1: recent and beacon queries."""
     budgets = measured.budgets(list(found.values()))
-    beside = task == measured.tasks[0] and measure == "accuracy"
+    with_paper = task == measured.tasks[0] and measure == "accuracy"
     header = ["recent : beacon", *(f"budget {budget}" for budget in budgets)]
-    header += [f"paper ({paper.TABLE1_SETTING})"] if beside else []
+    header += [f"paper ({paper.TABLE1_SETTING})"] if with_paper else []
     rows = [
         [
             wanted.rpartition(":")[2].replace("-", " : "),
             *(_cell(measured, spec, budget, task, measure) for budget in budgets),
-            *([f"{paper.TABLE1[wanted]:.1f}"] if beside else []),
+            *([f"{paper.TABLE1[wanted]:.1f}"] if with_paper else []),
         ]
         for wanted, spec in found.items()
     ]

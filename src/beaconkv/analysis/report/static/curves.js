@@ -10,7 +10,7 @@ function buildCurves() {
     yLimits: () => [0, niceTop(run.policies.flatMap((policy) => Array.from(lostOf(policy)).filter(Number.isFinite)))],
     yText: (v) => String(Math.round(1000 * v) / 10),
     draw: (chart, pen) => eachPolicy(pen, (policy) => stepLine(chart, pen, policy)),
-    read: (t) => readAll(t, (policy) => percent(lostOf(policy)[stretchOf(policy, t)])),
+    read: (t) => readAll(t, (policy) => percent(lostOf(policy)[intervalOf(policy, t)])),
   });
   const coverage = new Chart("coverage", {
     name: "Coverage",
@@ -31,15 +31,15 @@ function buildCurves() {
 }
 
 function lostOf(policy) {
-  const stretches = policy.steps.length + 1;
-  return policy.lost.subarray(state.head * stretches, (state.head + 1) * stretches);
+  const intervals = policy.steps.length + 1;
+  return policy.lost.subarray(state.head * intervals, (state.head + 1) * intervals);
 }
 
-/** Which stretch position t lies in: 0 until the first eviction. */
-function stretchOf(policy, t) {
-  let stretch = 0;
-  while (stretch < policy.steps.length && t > policy.steps[stretch]) stretch += 1;
-  return stretch;
+/** Which interval position t lies in: 0 until the first eviction. */
+function intervalOf(policy, t) {
+  let interval = 0;
+  while (interval < policy.steps.length && t > policy.steps[interval]) interval += 1;
+  return interval;
 }
 
 const niceTop = (values) => Math.max(0.01, 1.08 * values.reduce((a, b) => Math.max(a, b), 0));
