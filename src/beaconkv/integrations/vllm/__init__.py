@@ -1,7 +1,7 @@
 """Bounded caches in a vLLM server, by vLLM's public extension points alone.
 
-Nothing here runs unless it is asked for: a server whose worker class is :data:`WORKER`, with settings that name a
-budget. ``beaconkv serve`` starts one.
+The code runs only in a server whose worker class is :data:`WORKER` and whose settings name a budget. ``beaconkv serve``
+starts one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What is added to one of vLLM's attention backends: before a step, where entries go; after it, what the policy sees.
+"""Additions to vLLM's attention backends: the slots of the entries before a step, the observation of queries after it.
 
 A step of the server:
 
-    builder.build()     evicts what is due, finds places for the new entries, tells the kernel how many there are
-    impl.forward()      vLLM's own kernel; then the queries go into the window, or, of a prompt, to the policy
+    builder.build()     evicts what is due, finds slots for the new entries, sets the number of entries for the kernel
+    impl.forward()      vLLM's own kernel; then the queries go into the window, or, for a prompt, to the policy
 
-Evictions that fall due among the tokens of one step (a long prompt, a request that is read again after a preemption)
-come in the layer under way. The tokens after them are then stored and attended to once more: the first time was too
-early.
+Evictions that are due within the tokens of one step (a long prompt, a request that is computed again after a
+preemption) are made in each layer during the step. The tokens after them are then stored, and their attention is
+computed, a second time, since the first time came before the eviction.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RequestChunks:
     """The tokens of one request in one step, where they are more than a decode step.
 
     Attributes:
-        request: whose they are.
-        start: index of the first one among the tokens of the step.
-        chunks: tokens without an eviction between them, each with the metadata of the kernel where attention has to be
+        request: Request of the tokens.
+        start: Index of the first of them among the tokens of the step.
+        chunks: Chunks without an eviction inside, each with the metadata of the kernel where attention has to be
             computed again, else None.
-        table: the blocks of the request.
+        table: Blocks of the request.
     """
 
     request: RequestCache
@@ -58,13 +58,13 @@ class RequestChunks:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What is to be done in each layer after its attention.
+    """The work in each layer after its attention.
 
     Attributes:
-        group: of layers.
-        tokens: (n,) int64, which tokens of the step are decode steps; None: the first n, which are all.
-        rows, columns: (n,) int64, where their queries go.
-        chunked: the other requests.
+        group: Group of layers.
+        tokens: Indices (n,) int64 of the step's tokens that are decode steps; None: the first n, which are all.
+        rows, columns: Slots (n,) int64 of their queries in the window.
+        chunked: Other requests.
     """
 
     group: LayerGroup
@@ -74,12 +74,12 @@ class StepWork:
     chunked: list[RequestChunks]
 
     def after(self, impl: BoundedImpl, layer: Any, tensors: tuple[Tensor, ...], cache: Tensor) -> None:
-        """Observe, and evict where it cannot wait.
+        """Observe, and make the evictions that are due within the step.
 
         Args:
-            impl, layer: of the attention layer that was run.
-            tensors: query, key, value and output of all tokens of the step.
-            cache: of the layer.
+            impl, layer: Implementation and module of the attention layer that was run.
+            tensors: Query, key, value and output of all tokens of the step.
+            cache: Cache of the layer.
         """
         group, number, query = self.group, impl.number, tensors[0]
         if group.watches and len(self.rows):
@@ -99,13 +99,13 @@ class StepWork:
 
 
 class BoundedImpl:
-    """Goes before an attention implementation: one layer's attention.
+    """Mixin of an attention implementation: one layer's attention.
 
     Attributes:
-        bounded: what is known of the layer, once the model is loaded; None: it is not bounded.
-        registry: of the worker.
-        number: of the layer within its group.
-        probe: while it is a list, queries are put there instead of being attended to.
+        bounded: Description of the layer, set once the model is loaded; None: the layer is not bounded.
+        registry: Registry of the worker.
+        number: Number of the layer within its group.
+        probe: List that receives queries in place of the computation of attention; None: attention is computed.
     """
 
     bounded: BoundedAttention | None = None
@@ -136,14 +136,14 @@ class BoundedImpl:
 
 
 def store_of(layer: Any) -> Write:
-    """How a layer's own kernels put entries into a cache."""
+    """The function by which a layer's own kernels store entries in a cache."""
     return lambda keys, values, cache, slots: layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 class BoundedBuilder(ABC):
-    """Goes before a metadata builder: all layers of a group, before a step."""
+    """Mixin of a metadata builder: all layers of a group, before a step."""
 
-    supports_update_block_table = False  # metadata of another group would know other places
+    supports_update_block_table = False  # metadata of another group would hold other slots
     group: LayerGroup | None = None
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -175,17 +175,17 @@ class BoundedBuilder(ABC):
         self._slot_size = spec.block_size
         tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         with torch.inference_mode(False):
-            # Graphs read these, so they stay where they are.
+            # Graphs read these tensors, so their memory must not move.
             self._rows, self._columns = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(2))
             self._lengths = torch.zeros(tokens, dtype=torch.int32, device=device)
 
     @abstractmethod
     def views(self, spec: BoundedSpec) -> Views:
-        """What reads the layout of a layer's cache."""
+        """The function that reads the layout of a layer's cache."""
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """With bounded layers, graphs of whole steps are for decode steps only: prompts need the host."""
+        """With bounded layers, graphs of whole steps hold decode steps only: prompts need the host."""
         own = super().get_cudagraph_support(vllm_config, kv_cache_spec)
         if not isinstance(kv_cache_spec, BoundedSpec):
             return own
@@ -193,7 +193,7 @@ class BoundedBuilder(ABC):
         return least if own.value > least.value else own
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        """Not in bounded layers: requests share no blocks."""
+        """False in bounded layers: requests share no blocks."""
         return self.group is None and super().use_cascade_attention(*args, **kwargs)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False):
@@ -223,7 +223,7 @@ class BoundedBuilder(ABC):
                 tokens.append(starts[index])
             else:
                 chunked.append(RequestChunks(request, starts[index], self._repeats(chunks, table), table))
-        # In place, since the forward pass holds this very tensor.
+        # In place, since the forward pass holds the same tensor.
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
         metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
         if chunked:
@@ -234,7 +234,7 @@ class BoundedBuilder(ABC):
         return metadata
 
     def _slots(self, blocks: Tensor, places: list[tuple[int, int, int]]) -> Tensor:
-        """(tokens,) the slots of all new entries. places: row of the block table, first entry, number of entries."""
+        """The slots (tokens,) of all new entries. places: row of the block table, first entry, number of entries."""
         rows, firsts, numbers = np.array(places).T
         entry = firsts
         if numbers.max() > 1:
@@ -245,7 +245,7 @@ class BoundedBuilder(ABC):
         return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
 
     def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
-        """What vLLM's own builder is told: the entries there are, not the tokens there were."""
+        """The metadata for vLLM's own builder: lengths in entries held, not in tokens seen."""
         lengths = lengths + [0] * (common.num_reqs - len(lengths))
         on_host = torch.tensor(lengths, dtype=torch.int32)
         told = self._lengths[: len(lengths)]
@@ -259,14 +259,14 @@ class BoundedBuilder(ABC):
         )
 
     def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepWork:
-        """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
+        """The plan of a step in which each request has one token. ``count``: tokens, padding of a graph included."""
         spare = count - len(rows)
         for buffer, numbers, rest in ((self._rows, rows, self.group.dummy_row), (self._columns, columns, 0)):
             buffer[:count].copy_(staged(torch.tensor(numbers + [rest] * spare)), non_blocking=True)
         return StepWork(self.group, None, self._rows[:count], self._columns[:count], [])
 
     def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:
-        """A step without requests: a trial run, or the capture of a graph."""
+        """The plan of a step without requests: a trial run, or the capture of a graph."""
         told = self._lengths[: common.num_reqs]
         told.copy_(common.seq_lens[: common.num_reqs])
         metadata = super().build(0, replace(common, seq_lens=told, _num_computed_tokens_cache=None), fast_build)
@@ -275,7 +275,7 @@ class BoundedBuilder(ABC):
         return metadata
 
     def _repeats(self, chunks: list[Chunk], table: Tensor) -> list[tuple[Chunk, Any]]:
-        """Which chunks have to be stored and attended to again: those after an eviction in this step."""
+        """The chunks that have to be stored and computed again: those after an eviction in this step."""
         evicted, planned = False, []
         for chunk in chunks:
             planned.append((chunk, self._alone(chunk, table) if evicted else None))

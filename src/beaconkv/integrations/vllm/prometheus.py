@@ -1,8 +1,8 @@
-"""What a server tells about its bounded cache: Prometheus metrics, and a line in the log now and then.
+"""Reports of a server about its bounded cache: Prometheus metrics, and a line in the log at intervals.
 
-The worker is a process of its own, and the page of metrics is served by another. Prometheus' client joins them by
-files: with ``PROMETHEUS_MULTIPROC_DIR`` in the environment of the server (``beaconkv serve`` sets it) they are on the
-page.
+The worker is a process of its own, and another process serves the page of metrics. Prometheus' client connects them by
+files: with ``PROMETHEUS_MULTIPROC_DIR`` in the environment of the server (``beaconkv serve`` sets it) these metrics are
+on the page.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .stats import ServerStats
 logger = init_logger(f"vllm.{__name__}")
 
 PERIOD = 10.0
-"""Seconds between two lines in the log, and two counts of what the policies remember."""
+"""Seconds between two lines in the log, and between two measurements of the policies' state."""
 
 
 @lru_cache
 def _metrics() -> SimpleNamespace:
-    """Made once in a process."""
+    """The metrics, made once in a process."""
     gauge = dict(multiprocess_mode="livesum")
     return SimpleNamespace(
         evictions=Counter("beaconkv:evictions", "Evictions of requests, per layer and KV head."),
@@ -36,17 +36,17 @@ def _metrics() -> SimpleNamespace:
         bytes_saved=Gauge(
             "beaconkv:running_saved_bytes", "Bytes of keys and values that running requests do not hold.", **gauge
         ),
-        state_bytes=Gauge("beaconkv:state_bytes", "Bytes that policies remember beside the blocks.", **gauge),
+        state_bytes=Gauge("beaconkv:state_bytes", "Bytes that policies remember outside the blocks.", **gauge),
     )
 
 
 class Reporter:
-    """Reports what a worker counts; of the workers of one model, the first does it for all.
+    """Reports the counts of a worker; of the workers of one model, the first reports for all.
 
     Args:
-        registry: of the worker.
-        ranks: workers among which the heads are divided.
-        rank: of the worker.
+        registry: Registry of the worker.
+        ranks: Number of workers among which the heads are divided.
+        rank: Number of this worker.
     """
 
     def __init__(self, registry: RequestRegistry, ranks: int, rank: int) -> None:
@@ -55,7 +55,7 @@ class Reporter:
         self._logged, self._logged_at = self._last, time.monotonic()
 
     def report(self) -> None:
-        """After a step."""
+        """Report after a step, where the time has come."""
         if not self.speaks or not self.registry.groups:
             return
         stats, metrics = self.registry.stats(), _metrics()

@@ -1,4 +1,4 @@
-"""What a worker knows of its requests: told by the scheduler before each step, asked by the attention layers."""
+"""The requests of a worker: the scheduler's output updates them before each step, the attention layers read them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .spec import BoundedSpec
 from .stats import RequestStats, ServerStats, request_stats
 
 REMEMBERED = 4096
-"""Requests that ended and were not asked for."""
+"""Maximum number of ended requests that are kept until they are reported."""
 
 
 class RequestRegistry:
     """The requests of one worker.
 
     Args:
-        settings: of the server.
-        runner: gives the model runner, which knows in what order requests stand in a batch.
+        settings: Settings of the server.
+        runner: Function that returns the model runner, which holds the order of the requests in a batch.
 
     Attributes:
-        groups: of layers, each with the requests' states.
+        groups: Groups of layers, each with the requests' states.
     """
 
     def __init__(self, settings: ServingSettings, runner: Callable[[], Any]) -> None:
@@ -35,12 +35,12 @@ class RequestRegistry:
         self._in_step = False
 
     def add(self, group: LayerGroup, spec: BoundedSpec) -> None:
-        """A group of layers is there."""
+        """Add a group of layers."""
         self.groups.append(group)
         self.specs.append(spec)
 
     def begin_step(self, told: Any) -> None:
-        """Take in what vLLM's scheduler says of a step (its ``SchedulerOutput``)."""
+        """Update the requests from vLLM's ``SchedulerOutput`` of a step."""
         for name in told.finished_req_ids:
             self._finish(name)
         for name in told.preempted_req_ids or ():
@@ -49,8 +49,8 @@ class RequestRegistry:
         for new in told.scheduled_new_reqs:
             if new.num_computed_tokens:
                 raise RuntimeError(
-                    f"request {new.req_id} begins at token {new.num_computed_tokens}: a bounded cache has to see every "
-                    "token (no prefix cache, no sessions that are gone on with)"
+                    f"request {new.req_id} begins at token {new.num_computed_tokens}: a bounded cache has to process "
+                    "every token (no prefix cache, no continued sessions)"
                 )
             self._prompts[new.req_id] = new.prompt_len
             self._begin(new.req_id)
@@ -61,7 +61,7 @@ class RequestRegistry:
         self._in_step = True
 
     def end_step(self) -> None:
-        """The step is over: what is built from now on is built for no request."""
+        """End the step: metadata built from now on belong to no request."""
         self._in_step = False
 
     def _begin(self, name: str) -> None:
@@ -79,7 +79,7 @@ class RequestRegistry:
         """The requests in the order of a batch; None outside of a step.
 
         Args:
-            common: vLLM's ``CommonAttentionMetadata``.
+            common: Metadata of vLLM (``CommonAttentionMetadata``).
         """
         if not self._in_step:
             return None
@@ -96,19 +96,19 @@ class RequestRegistry:
         return sum(len(group.layers) * spec.page_size_bytes // spec.block_size for group, spec in pages)
 
     def take_finished(self) -> list[RequestStats]:
-        """The requests that ended since this was asked last, the oldest forgotten beyond :data:`REMEMBERED`."""
+        """The requests that ended since the last call; of more than :data:`REMEMBERED` the oldest are forgotten."""
         finished = list(self._finished)
         self._finished.clear()
         return finished
 
     def state_bytes(self) -> int:
-        """Bytes beside the blocks, on this rank."""
+        """Bytes outside the blocks, on this rank."""
         return sum(group.state_bytes() for group in self.groups)
 
     def stats(self) -> ServerStats:
-        """Counted so far, and what is held now."""
+        """The counts so far, and what is held now."""
         if not self.groups:
-            raise RuntimeError("no layer is bounded yet: vLLM has given out no blocks")
+            raise RuntimeError("no layer is bounded yet: vLLM has allocated no blocks")
         first = self.groups[0]
         now = [request.progress for request in first.requests.values()]
         return ServerStats(

@@ -1,8 +1,8 @@
-"""The policy's side of one group of layers: what it has seen of each request, and the entries it keeps.
+"""The policy in one group of layers: its state for each request, and the entries it keeps.
 
-A group is the layers whose blocks are numbered alike. Decode steps leave their queries in a window, one small copy a
-layer; the policy is shown them when the window is full or an eviction is due, the heads of all layers side by side, as
-:class:`~beaconkv.cache.LayerStack` does it. Prompts go layer by layer, while each is under way.
+A group is the layers that share a block table. Decode steps put their queries into a window, one small copy per
+layer; the policy observes them when the window is full or an eviction is due, with the heads of all layers stacked, as
+in :class:`~beaconkv.cache.LayerStack`. Prompts are observed in each layer, right after its attention.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .entries import BlockStore, Views
 from .rotary import LayerRope
 
 WINDOW = 8
-"""Queries of a request that wait for the policy at most."""
+"""Maximum number of a request's queries in the window."""
 
 SINGLE = Rows([0])
-"""A request is a batch of one row."""
+"""Rows of a request, which is a batch of one row."""
 
 
 @dataclass(frozen=True)
 class BoundedAttention:
-    """What is known of one attention layer.
+    """The description of one attention layer.
 
     Attributes:
-        name: in the model.
-        heads, kv_heads, head_dim: H, H_kv, D, of this rank.
-        rope: what turns its queries.
-        params: how it computes its logits.
-        cache: gives its blocks, in vLLM's own layout.
+        name: Name in the model.
+        heads, kv_heads, head_dim: Numbers H, H_kv and D of this rank.
+        rope: Rotation of its queries.
+        params: Parameters of its logits.
+        cache: Function that returns its blocks, in vLLM's own layout.
     """
 
     name: str
@@ -52,12 +52,12 @@ class RequestCache:
     """One request in one group of layers.
 
     Attributes:
-        progress: how many tokens it has seen, how many entries it holds.
-        row: its place in the window.
-        waiting: queries in the window that the policy has not seen.
-        states: of each layer; or of all of them together, one.
-        held: per state, (H_kv, K) int32: positions of the entries that the last eviction left; None before the first.
-        pending: per layer, queries of the prefill chunk that goes on in another step.
+        progress: Numbers of tokens seen and of entries held.
+        row: Row of the request in the window.
+        waiting: Number of queries in the window that the policy has not observed.
+        states: State of each layer; or one of all stacked layers.
+        held: Positions, per state, of the entries that the last eviction left (H_kv, K) int32; None before the first.
+        pending: Queries, per layer, of a prefill chunk that continues in another step.
     """
 
     progress: Progress
@@ -70,11 +70,11 @@ class RequestCache:
 
 @dataclass
 class Totals:
-    """Counted since the start, per layer and KV head: requests are evicted alike in all of them.
+    """Counts since the start, per layer and KV head: evictions are the same in all of them.
 
     Attributes:
-        evictions, dropped: of all requests.
-        seen: tokens of all requests, those of a prompt that is read again after a preemption included.
+        evictions, dropped: Number of evictions and of dropped entries of all requests.
+        seen: Number of tokens of all requests; those of a prompt that is computed again after a preemption count again.
     """
 
     evictions: int = 0
@@ -91,12 +91,12 @@ class LayerGroup:
     """Requests in layers that share a block table.
 
     Args:
-        policy, schedule: of all requests.
-        chunk: number of prompt tokens in each chunk, see :class:`~beaconkv.cache.Progress`.
-        layers: in the order of the model, with equal numbers of heads.
-        views: reads the layout of their caches.
-        max_requests: that run at a time.
-        dtype, device: of the queries.
+        policy, schedule: Policy and schedule of all requests.
+        chunk: Number of prompt tokens in each chunk, see :class:`~beaconkv.cache.Progress`.
+        layers: Layers in the order of the model, with equal numbers of heads.
+        views: Function that reads the layout of their caches.
+        max_requests: Maximum number of requests that run at the same time.
+        dtype, device: Data type and device of the queries.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class LayerGroup:
         with torch.inference_mode(False):
             self.window = torch.zeros(shape if self.watches else (0,), dtype=dtype, device=device)
         self.dummy_row = max_requests
-        """The dummy row of the window: queries of padding tokens (CUDA graphs) go there."""
+        """The dummy row of the window, which receives the queries of padding tokens (CUDA graphs)."""
         same_rope = all(layer.rope is first.rope for layer in layers)
         self.stacked_params = stacked_params([layer.params for layer in layers])
         self.stacks = policy.per_head and same_rope and self.stacked_params is not None
 
     def begin(self, name: str, prompt: int) -> None:
-        """A request starts, or starts anew, with a prompt of so many tokens."""
+        """Start, or start again, a request with a prompt of ``prompt`` tokens."""
         self.drop(name)
         count = len(self.layers)
         self.requests[name] = RequestCache(
@@ -144,15 +144,15 @@ class LayerGroup:
             self._free_rows.append(request.row)
 
     def advance(self, name: str, tokens: int, table: Tensor) -> tuple[RequestCache, list[Chunk]]:
-        """Tokens are coming: what is due is evicted, so that they can be stored behind what stays.
+        """Prepare for new tokens: evict what is due, so that they can be stored after the entries that stay.
 
         Args:
-            name: of the request.
-            tokens: of this step.
-            table: (n,) int64, its blocks in order.
+            name: Name of the request.
+            tokens: Number of its tokens in this step.
+            table: Blocks of the request in order (n,) int64.
 
         Returns:
-            The request, and the chunks its tokens fall into. The first chunk's ``stored`` is where they go.
+            The request, and the chunks of its tokens. The first chunk's ``stored`` is the slot of the first token.
         """
         request = self.requests[name]
         progress = request.progress
@@ -173,7 +173,7 @@ class LayerGroup:
         return request, chunks
 
     def place(self, request: RequestCache) -> tuple[int, int]:
-        """Where the query of a decode step goes: a row of the window, and a column."""
+        """Row and column, in the window, of the query of a decode step."""
         request.waiting += 1
         return request.row, request.waiting - 1
 
@@ -181,20 +181,20 @@ class LayerGroup:
         """Keep the queries of decode steps.
 
         Args:
-            number: of the layer, within the group.
-            rows, columns: (n,) int64, see :meth:`place`.
-            queries: (n, H, D) after RoPE.
+            number: Number of the layer within the group.
+            rows, columns: Slots (n,) int64 from :meth:`place`.
+            queries: Queries (n, H, D) after RoPE.
         """
         self.window[rows, columns, number] = queries
 
     def observe(self, number: int, request: RequestCache, chunk: Chunk, queries: Tensor) -> None:
-        """Show the policy the queries of a chunk, in one layer.
+        """Let the policy observe the queries of a chunk, in one layer.
 
         Args:
-            number: of the layer, within the group.
-            request: whose tokens these are.
-            chunk: of them.
-            queries: (m, H, D) after RoPE.
+            number: Number of the layer within the group.
+            request: Request of the tokens.
+            chunk: Chunk of them.
+            queries: Queries (m, H, D) after RoPE.
         """
         state, rope = request.states[number], self.layers[number].rope
         if not self.watches:
@@ -203,7 +203,7 @@ class LayerGroup:
             left = [chunk.left + len(chunk) - 1 - step for step in range(len(chunk))]
             state.observe_steps(queries.transpose(0, 1)[None], rope.steps(chunk.start, chunk.stop), left, SINGLE)
         elif chunk.left is None:
-            request.pending[number].append(queries.clone())  # the chunk goes on in another step
+            request.pending[number].append(queries.clone())  # the chunk continues in another step
         else:
             pending, request.pending[number] = request.pending[number], []
             whole = torch.cat([*pending, queries]) if pending else queries
@@ -212,16 +212,16 @@ class LayerGroup:
             )
 
     def evict(self, number: int, request: RequestCache, chunk: Chunk, table: Tensor) -> None:
-        """Evict after a chunk, in one layer, while the step goes on."""
+        """Evict after a chunk, in one layer, within a step."""
         self._evict(request, number, [number], table, chunk.stored + len(chunk), chunk.keep, chunk.stop)
 
     def _states(self, request: RequestCache) -> list[tuple[list[int], int]]:
-        """(numbers of layers, which state is theirs)."""
+        """Pairs of the numbers of layers and the index of their state."""
         every = list(range(len(self.layers)))
         return [(every, 0)] if len(request.states) < len(every) else [([number], number) for number in every]
 
     def _show_window(self, request: RequestCache) -> None:
-        """Show the policy the queries that wait."""
+        """Let the policy observe the queries in the window."""
         waiting, request.waiting = request.waiting, 0
         if not waiting or not self.watches:
             return
@@ -237,7 +237,7 @@ class LayerGroup:
     def _evict(
         self, request: RequestCache, index: int, numbers: list[int], table: Tensor, count: int, keep: int, seen: int
     ) -> None:
-        """Of ``count`` entries in these layers leave ``keep``, after ``seen`` tokens."""
+        """Evict down to ``keep`` of ``count`` entries in these layers, after ``seen`` tokens."""
         first = self.layers[numbers[0]]
         caches = [self.views(self.layers[number].cache()) for number in numbers]
         store = BlockStore(caches, table, request.held[index])
@@ -253,7 +253,7 @@ class LayerGroup:
             self.totals.dropped += count - keep
 
     def _stack(self, request: RequestCache) -> None:
-        """Put what was seen in all layers into one state from now on, if the layers allow it."""
+        """Stack the states of all layers into one, if the layers can be stacked."""
         if len(request.states) < len(self.layers) or not self.stacks or len(self.layers) == 1:
             return
         stacked = type(request.states[0]).stack(request.states)
@@ -262,7 +262,7 @@ class LayerGroup:
             request.held = [None if request.held[0] is None else torch.cat(request.held)]
 
     def _unstack(self, request: RequestCache) -> None:
-        """Give each layer its own state again."""
+        """Unstack the state: each layer has its own again."""
         count = len(self.layers)
         if len(request.states) < count:
             held = request.held[0]
@@ -270,7 +270,7 @@ class LayerGroup:
             request.held = [None] * count if held is None else list(held.chunk(count))
 
     def state_bytes(self) -> int:
-        """Bytes beside the blocks: the window, and what is remembered of the requests that run now."""
+        """Bytes outside the blocks: the window, and the states of the requests that run now."""
         states = sum(
             sum(state.nbytes for state in request.states) + sum(h.nbytes for h in request.held if h is not None)
             for request in self.requests.values()

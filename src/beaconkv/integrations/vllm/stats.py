@@ -1,4 +1,4 @@
-"""What a server has evicted and what it saves, in numbers. Entries are counted per layer and KV head."""
+"""The numbers of a server: evictions and saved memory. Entries are counted per layer and KV head."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .requests import LayerGroup
 
 @dataclass(frozen=True)
 class RequestStats:
-    """One request that is finished.
+    """Numbers of one request that is finished.
 
     Attributes:
-        request: vLLM's name of it.
-        prompt_tokens, tokens_seen: its prompt; all its tokens.
-        entries: stored at the end.
-        evictions: since it was last started; a preempted request starts anew.
-        bytes_saved: of its keys and values that were not there at the end, on one rank.
+        request: Name of the request in vLLM.
+        prompt_tokens, tokens_seen: Number of tokens of its prompt, and of all its tokens.
+        entries: Number of entries stored at the end.
+        evictions: Number of evictions since it was last started; a preempted request starts again.
+        bytes_saved: Bytes of its keys and values that were not stored at the end, on one rank.
     """
 
     request: str
@@ -34,13 +34,13 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class ServerStats:
-    """One worker.
+    """Numbers of one worker.
 
     Attributes:
-        requests: that have entries now.
-        evictions, entries_dropped, tokens_seen: of all requests so far.
-        running_stored, running_seen: entries and tokens of the requests that have entries now.
-        bytes_per_token: keys and values of one token in all bounded layers, on this rank.
+        requests: Number of requests that have entries now.
+        evictions, entries_dropped, tokens_seen: Numbers of all requests so far.
+        running_stored, running_seen: Number of entries and of tokens of the requests that have entries now.
+        bytes_per_token: Bytes of one token's keys and values in all bounded layers, on this rank.
     """
 
     requests: int
@@ -53,7 +53,7 @@ class ServerStats:
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of keys and values that the running requests would have beside what they hold, on this rank."""
+        """Bytes of keys and values that the running requests do not hold because of evictions, on this rank."""
         return (self.running_seen - self.running_stored) * self.bytes_per_token
 
     def to_dict(self) -> dict[str, int]:
@@ -62,7 +62,7 @@ class ServerStats:
 
 
 def request_stats(name: str, group: LayerGroup, bytes_per_token: int) -> RequestStats:
-    """Of a request that a group still knows."""
+    """The numbers of a request that a group still holds."""
     progress = group.requests[name].progress
     gone = progress.seen - progress.settled
     due = progress.due is not None

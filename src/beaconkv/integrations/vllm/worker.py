@@ -1,7 +1,7 @@
-"""The worker that asks for a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
+"""The worker with a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
 
-vLLM tells its worker everything that the attention layers are not told: which requests a step is for, how long their
-prompts are, when they end; and the worker has the model.
+vLLM's worker has the information that its attention layers do not receive: the requests of a step, the lengths of their
+prompts, the end of a request, and the model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is logged below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs of its own loggers alone
 
 
 class BoundedWorker(Worker):
@@ -63,12 +63,12 @@ class BoundedWorker(Worker):
             if name in self._bounded_specs()
         }
         for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values():
-            layer.impl.registry = self.registry  # those that are not bounded too: they are in good hands
+            layer.impl.registry = self.registry  # in all layers, also those that are not bounded
         self._bind(layers)
         logger.info("Bounded cache in %d layers: %s", len(layers), self.bounded_settings.describe())
 
     def _bind(self, layers: dict[str, nn.Module]) -> None:
-        """Tell each attention layer what its model knows."""
+        """Give each attention layer its description, from the modules of the model."""
         parents = attention_parents(self.model_runner.get_model(), layers)
         ropes: dict[int, LayerRope] = {}
         generator = torch.Generator().manual_seed(0)
@@ -123,16 +123,16 @@ class BoundedWorker(Worker):
             raise ValueError(f"this model has no full-attention layer to bound, only {kinds}")
         if len({type(spec) for spec in own.values()}) > 1 and self.scheduler_config.disable_hybrid_kv_cache_manager:
             raise ValueError(
-                "this model has layers of several kinds, which a bounded cache keeps apart: start vLLM without "
+                "this model has layers of several kinds, which a bounded cache groups separately: start vLLM without "
                 "--disable-hybrid-kv-cache-manager"
             )
         return own
 
     def determine_available_memory(self) -> int:
-        """Bytes for blocks: what vLLM finds, less what the policies will remember of ``max_num_seqs`` requests."""
+        """Bytes for blocks: the memory that vLLM finds, less the policies' states of ``max_num_seqs`` requests."""
         available = super().determine_available_memory()
         if self.bounded_settings is None or current_platform.is_cpu():
-            return available  # on a CPU this is what the user gave to blocks
+            return available  # on a CPU this is the user's setting for blocks
         reserve = self.state_bytes_per_request() * self.vllm_config.scheduler_config.max_num_seqs
         if reserve >= available:
             raise ValueError(
@@ -143,11 +143,11 @@ class BoundedWorker(Worker):
         return available - reserve
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate, and try each bounded layer's cache: what its kernels write has to be read back.
+        """Allocate, and test each bounded layer's cache: its views must read what its kernels write.
 
         Raises:
-            RuntimeError: vLLM has given a layer a cache of its own kind in place of a bounded one.
-            ValueError: a layout that is not known.
+            RuntimeError: vLLM has given a layer its own cache in place of a bounded one.
+            ValueError: a layout that is not supported.
         """
         super().initialize_from_config(kv_cache_config)
         if self.bounded_settings is None:
@@ -165,7 +165,7 @@ class BoundedWorker(Worker):
                     require_readable(name, backend, store_of(layer), group.views, layer.kv_cache, shape)
 
     def state_bytes_per_request(self) -> int:
-        """Bytes beside the blocks of one request of the greatest length on this rank: positions, window and the
+        """Bytes outside the blocks of one request of the greatest length on this rank: positions, window and the
         policy's state, measured."""
         layers = [layer.impl.bounded for layer in get_layers_from_vllm_config(self.vllm_config, Attention).values()]
         settings, dtype, length = self.bounded_settings, self.model_config.dtype, self.model_config.max_model_len
@@ -188,10 +188,10 @@ class BoundedWorker(Worker):
             self.reporter.report()
 
     def bounded_stats(self) -> dict[str, Any]:
-        """Counted so far: ``llm.collective_rpc("bounded_stats")``.
+        """The numbers so far: ``llm.collective_rpc("bounded_stats")``.
 
         Returns:
-            :class:`ServerStats` as a dict; "state_bytes", what is remembered beside the blocks on this rank; and under
+            :class:`ServerStats` as a dict; "state_bytes", the bytes outside the blocks on this rank; and under
             "finished" a :class:`RequestStats` of each request that ended since the last call.
         """
         if self.registry is None:
