@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What the library does is logged below its own name; a program that wants to see it adds a handler.
+# The library logs to the logger "beaconkv"; a program that shows the log adds a handler.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [

@@ -16,18 +16,18 @@ from .policies import EvictionPolicy
 GIB = 1 << 30
 NO_BREAK_EVEN = "never"
 FAR, FARTHER = 1 << 12, 1 << 13
-"""Lengths between which the growth of a state is measured: multiples of the blocks it grows by."""
+"""Two lengths, between which the growth of a state is measured: multiples of the blocks it grows by."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What decides the size of a model's cache.
+    """The numbers of a model that set the size of its cache.
 
     Attributes:
-        full_layers, sliding_layers: attention layers of either kind.
-        window: entries a sliding layer holds.
-        num_heads, kv_heads, head_dim: H, H_kv, D.
-        weight_count: parameters.
+        full_layers, sliding_layers: Number of attention layers of either kind.
+        window: Number of entries in a sliding layer.
+        num_heads, kv_heads, head_dim: Numbers H, H_kv and D.
+        weight_count: Number of parameters.
     """
 
     full_layers: int
@@ -75,7 +75,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one row costs, with the full cache and at a budget. Bytes unless said otherwise.
+    """Memory of one row, with the full cache and at a budget, in bytes unless another unit is given.
 
     Attributes:
         weight_bytes: the model.
@@ -104,7 +104,7 @@ class Plan:
     break_even_length: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain dict, ready for JSON; the length that does not exist is "never"."""
+        """A plain dict, ready for JSON; a break-even length of None becomes "never"."""
         return asdict(self) | {
             "break_even_length": NO_BREAK_EVEN if self.break_even_length is None else self.break_even_length
         }
@@ -198,7 +198,7 @@ def _state_bytes(
 ) -> int:
     """Bytes of one row of all layers other than keys and values: positions, lengths and the policy's state, measured.
 
-    Layers that are stepped together share lengths and the rope of the queries, and hold the queries of one step.
+    Stacked layers share lengths and the rope of the queries, and hold the queries of one step.
     """
     layers = shape.full_layers
     together = layers > 1 and policy.per_head and can_stack(policy)

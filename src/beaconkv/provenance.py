@@ -10,7 +10,7 @@ from typing import Any
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
-    """What every result file carries. ``settings`` (seed, model, ...) are added as they are."""
+    """The fields of every result file. ``settings`` (seed, model, ...) are added as they are."""
     import torch
     import transformers
 
@@ -43,7 +43,7 @@ def placed_as(loaded: Any) -> dict[str, str]:
     """Device and dtype of a model, as loaded.
 
     Args:
-        loaded: anything with a ``model``.
+        loaded: Object with a ``model``.
     """
     return {"device": str(loaded.model.device), "dtype": str(loaded.model.dtype).removeprefix("torch.")}
 

@@ -1,4 +1,4 @@
-"""When a layer is evicted, down to how many entries, and which of them are never touched."""
+"""When a layer is evicted, down to how many entries, and which entries are never evicted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class EvictionSchedule:
             evicted, so that a layer never holds more than B_max + prefill_chunk entries. None: one chunk.
         growth: entries by which B_max and B_min grow after each eviction of a row (RPC): the k-th eviction,
             counted from 0, comes at B_max + k * growth and leaves B_min + k * growth.
-        early: entries by which the first eviction comes early, where a decode step brings it. Layers that differ in
-            it are evicted at different steps ever after, so that no single step carries all. A prompt that is
-            itself evicted leaves B_max - early entries, if early is not 0.
+        early: Number of entries by which the first eviction comes early, where it comes in a decode step. Layers that
+            differ in it are evicted at different steps from then on, so that no single step evicts all of them. A
+            prompt that is itself evicted leaves B_max - early entries, if early is not 0.
 
     "The prompt" is everything that comes before the first step of a single token.
 
@@ -83,7 +83,7 @@ class EvictionSchedule:
 
     @property
     def fixed_prefix(self) -> int:
-        """The part of the prefix that is known before the prompt."""
+        """Number of protected first entries that is known before the prompt."""
         return 0 if self.prefix == "prompt" or self.scope == "output" else self.prefix
 
     def prefix_for(self, prompt: int) -> int:
@@ -99,20 +99,20 @@ class EvictionSchedule:
         return self.budget + evictions * self.growth + (prompt if self.scope == "output" else 0)
 
     def full_in_step_at(self, prompt: int, evictions: int = 0) -> int | None:
-        """As :meth:`full_at`, in a decode step."""
+        """The same as :meth:`full_at`, in a decode step."""
         full_at = self.full_at(prompt, evictions)
         return full_at if full_at is None or evictions else full_at - self.early
 
     def kept_in_step(self, prompt: int, evictions: int, length: int) -> int:
-        """Entries left of ``length`` after an eviction in a decode step.
+        """Number of entries left of ``length`` after an eviction in a decode step.
 
-        A prompt may have filled the row beyond where the eviction was to come: what is over stays, so that the next
-        one comes when it would have come.
+        A prompt may have filled the row beyond the number at which the eviction was due. The surplus stays, so that the
+        next eviction comes at the step at which it would have come.
         """
         return self.kept_for(prompt, evictions) + length - self.full_in_step_at(prompt, evictions)
 
     def kept_in_chunk(self, prompt: int, evictions: int = 0) -> int:
-        """Entries left after an eviction at the end of a prompt, or of any input of several tokens."""
+        """Number of entries left after an eviction at the end of a prompt, or of any input of several tokens."""
         later = self.budget - self.budget_min - self.early if self.early else 0
         return self.kept_for(prompt, evictions) + later
 
@@ -137,7 +137,7 @@ def staggered(schedule: EvictionSchedule, phases: int) -> list[EvictionSchedule]
     """Schedules whose evictions are spread evenly over the cycle of B_max - B_min steps.
 
     Args:
-        phases: how many; more than there are steps in a cycle come down to one for each step.
+        phases: Number of schedules. At most one for each step of a cycle is made.
 
     Raises:
         ValueError: no positive number, or several phases of a schedule that never evicts.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 FREE = 2**31 - 1
-"""The position of a slot that holds no entry (int32): later than any query, so none sees it."""
+"""The position of a slot that holds no entry (int32): later than any query, so that no query attends to it."""
 
 RotaryFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x (R, heads, n, D), cos (R, n, D_rot), sin (R, n, D_rot)) -> rotated x. Linear in x and in (cos, sin)."""
@@ -24,11 +24,11 @@ class Rope:
     """A model's own rotary embedding at n positions.
 
     Attributes:
-        cos, sin: (R or 1, n, D_rot), any float dtype, as the model computed them: scaling schemes and
-            the attention factor are inside. D_rot is whatever the model's function takes: D, D/2, or
+        cos, sin: Factors of the rotation (R or 1, n, D_rot), any float dtype, as the model computed them: scaling
+            schemes and the attention factor are included. D_rot is what the model's function takes: D, D/2, or
             the rotary part of D.
-        apply: the model's function; dimensions beyond the rotary part pass through unchanged.
-        table: number of these cos and sin among those of one forward pass: layers with one number share them.
+        apply: Function of the model that rotates; it leaves dimensions beyond the rotary part unchanged.
+        table: Number of these cos and sin among those of one forward pass; layers with the same number share them.
     """
 
     cos: Tensor
@@ -61,9 +61,9 @@ class AttentionParams:
     """How the layer computes a logit from q·k.
 
     Attributes:
-        scaling: factor on q·k (1/sqrt(D) unless the model has its own).
-        softcap: if set, logits become ``softcap * tanh(logits / softcap)``.
-        sinks: (H,) learned logits that take part in the softmax denominator (gpt-oss), or None.
+        scaling: Factor on q·k (1/sqrt(D) unless the model has its own).
+        softcap: Bound of the logits, which become ``softcap * tanh(logits / softcap)``; None for no bound.
+        sinks: Learned logits (H,) that are added to the softmax denominator (gpt-oss), or None.
     """
 
     scaling: float
@@ -73,7 +73,7 @@ class AttentionParams:
 
 @dataclass(frozen=True)
 class CacheView:
-    """The entries of one layer that a policy may judge: the stored part, never a slot beyond it.
+    """The stored entries of one layer, which a policy scores; never a slot beyond them.
 
     All tensors are views or temporary copies; they are valid until the call that received them returns.
 
@@ -103,15 +103,15 @@ class EvictionEvent:
     """One eviction of one layer, in logical positions. Tensors stay on the cache's device.
 
     Attributes:
-        layer: index of the layer in the model.
-        rows: the rows of the batch that were evicted, in the order of the tensors' first dimension.
-        now: logical position of the newest token, for each of these rows.
-        positions: (R, H_kv, N) int32, entries before the eviction, in slot order.
-        scores: (R, H_kv, N) float32, the policy's score of each of them.
-        kept: (R, H_kv, K) int32, ascending positions that stay.
-        dropped: (R, H_kv, N - K) int32, ascending positions that are gone for good.
-        queries: (R, H, m, D) float32, before RoPE: the observation queries that the policy scored with; None for
-            policies that use none.
+        layer: Index of the layer in the model.
+        rows: Rows of the batch that were evicted, in the order of the tensors' first dimension.
+        now: Logical position of the newest token, for each of these rows.
+        positions: Positions of the entries before the eviction (R, H_kv, N) int32, in slot order.
+        scores: Score of each of them (R, H_kv, N) float32.
+        kept: Positions that stay (R, H_kv, K) int32, ascending.
+        dropped: Positions that were evicted (R, H_kv, N - K) int32, ascending.
+        queries: Observation queries that the policy scored with (R, H, m, D) float32, before RoPE; None for policies
+            that use none.
     """
 
     layer: int
@@ -126,12 +126,12 @@ class EvictionEvent:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a batch, known to the host by number and to the device by index.
+    """Some rows of a batch: their numbers on the host, and their index on the device.
 
     Attributes:
-        numbers: ascending row numbers.
-        index: (R,) int64 on the device, or None when these are all rows: the usual case then works on
-            the tensors themselves, without a copy, and nothing ever waits for the device.
+        numbers: Row numbers, ascending.
+        index: Row numbers (R,) int64 on the device, or None for all rows: the usual case then works on the tensors
+            themselves, without a copy, and nothing waits for the device.
     """
 
     numbers: list[int]
@@ -154,17 +154,17 @@ class Rows:
 
 
 def persistent_zeros(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Zeros that can be written to for as long as a cache lives.
+    """Zeros that can be written to for as long as a cache exists.
 
-    A tensor made under ``torch.inference_mode()`` refuses in-place changes outside of it, and the next
-    forward pass may well be outside.
+    A tensor made under ``torch.inference_mode()`` allows no in-place changes outside of it, and the next forward pass
+    may be outside.
     """
     with torch.inference_mode(False):
         return torch.zeros(*shape, dtype=dtype or like.dtype, device=like.device)
 
 
 def persistent_copy(tensor: Tensor) -> Tensor:
-    """A copy that can be written to for as long as a cache lives, of its own memory."""
+    """A copy in memory of its own that can be written to for as long as a cache exists."""
     with torch.inference_mode(False):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 

@@ -1,4 +1,4 @@
-"""The full cache's attention over a trace, some queries at a time."""
+"""The full cache's attention over a trace, computed for some queries at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .. import ops
 from .trace import Trace
 
 ELEMENTS = 1 << 22
-"""Probabilities that exist at once, about: 16 MiB of float32, which a processor's cache nearly holds."""
+"""Number of probabilities that exist at once, about: 16 MiB of float32, nearly the size of a processor's cache."""
 
 
 def attention_blocks(
@@ -20,7 +20,7 @@ def attention_blocks(
     """Attention of queries ``[start, stop)`` of one layer, block after block.
 
     Args:
-        cuts: positions of queries at which a block must begin.
+        cuts: Positions of queries at which a block must begin.
 
     Yields:
         The position of the first query of a block, and (H_kv, G, n, N) float32 probabilities, where entry j is the

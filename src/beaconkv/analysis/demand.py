@@ -1,7 +1,7 @@
-"""What later queries want, entry by entry, between one eviction and the next.
+"""The attention of later queries to each entry, between one eviction and the next.
 
-The table is made once for a schedule. What any policy with that schedule loses is then a sum over the entries it
-dropped, and the oracle reads it ahead of time.
+The table is made once for a schedule. The loss of any policy with that schedule is then a sum over the entries it
+dropped, and the oracle uses the columns of the future.
 
     cycle   0            1            2
               |.... s_1 ....|.... s_2 ..|....       s_k: the token after which the k-th eviction comes
@@ -44,11 +44,11 @@ class Demand:
 
 
 def find_demand(trace: Trace, layer: int, steps: list[int], top_keys: int = 16) -> Demand:
-    """Read the attention of one layer, and add it up.
+    """Compute the attention of one layer, and sum it over the intervals.
 
     Args:
-        steps: ascending positions after which evictions come.
-        top_keys: keys of each query that count as wanted; a query with fewer keys wants them all.
+        steps: Positions after which evictions come, ascending.
+        top_keys: Number of keys of each query that count as wanted; of a query with fewer keys all count.
 
     Raises:
         ValueError: a layer that was not recorded, a count below 1.
@@ -74,7 +74,7 @@ def find_demand(trace: Trace, layer: int, steps: list[int], top_keys: int = 16) 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a policy's drops cost later queries, in one layer.
+    """Loss of later queries by a policy's evictions, in one layer.
 
     Attributes:
         lost: (H, E + 1) float32, share of a query's attention on entries that are gone, mean over a cycle.
@@ -92,10 +92,10 @@ class Loss:
 
 
 def find_loss(demand: Demand, event_of: Tensor) -> Loss:
-    """Sum up what was dropped.
+    """Sum the demand over the entries that were dropped.
 
     Args:
-        event_of: (H_kv, T) int64, the number of the eviction that dropped an entry, from 1; 0 if none did.
+        event_of: Number of the eviction that dropped an entry, from 1; 0 if none did (H_kv, T) int64.
     """
     heads, cycles, _ = demand.mass.shape
     kv_heads = demand.wanted.shape[0]

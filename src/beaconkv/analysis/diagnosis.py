@@ -1,4 +1,4 @@
-"""What a trace shows, in numbers: how often each head looks back, and whether the queries that do fall into groups."""
+"""How often each head of a trace looks back, and whether the queries that do fall into groups, in numbers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Diagnosis:
     """How the queries of a trace look back.
 
     Attributes:
-        revisiting: distances, targets, and which queries are global.
-        frequency: (L, H) float32, share of global queries among those looked at (Figure 3).
-        clusters: by (layer, head): whether its global queries fall into groups; None where they are too few.
+        revisiting: Distances, targets, and which queries are global.
+        frequency: Share of global queries among those counted (L, H) float32 (Figure 3).
+        clusters: Test whether its global queries fall into groups, by (layer, head); None where they are too few.
     """
 
     revisiting: Revisiting

@@ -1,7 +1,7 @@
-"""Do queries resemble each other? Cosines, principal components, and clusters tested against chance.
+"""How similar queries are: cosines, principal components, and clusters tested against chance.
 
-BeaconKV, section 3 and Figure 4: queries that look far back are said to point, before RoPE, into a few tight
-directions. :func:`cluster_check` tests that on a model in place of showing one head.
+BeaconKV, section 3 and Figure 4: queries that look far back are reported to have, before RoPE, few and narrow
+directions. :func:`cluster_check` tests that on a whole model instead of showing one head.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def unusual(queries: Tensor, count: int) -> Tensor:
 
 
 ROUNDING = 1e-6
-"""Distances below this are none: equal tokens have equal queries, up to rounding."""
+"""Distances below this count as 0: equal tokens have equal queries, up to rounding."""
 
 
 def silhouette(cosine: Tensor, member: Tensor) -> Tensor:
     """Mean silhouette with the distance 1 - cosine (Rousseeuw 1987).
 
-    A point alone in its cluster has silhouette 0, as is usual; so has one whose distances are all rounding.
+    The only point of a cluster has silhouette 0, as is usual; so has a point whose distances are all rounding.
 
     Args:
-        cosine: (B, N, N).
-        member: (B, N, k) one-hot float, the cluster of each point.
+        cosine: Cosines (B, N, N).
+        member: Cluster of each point (B, N, k) one-hot float.
 
     Returns:
         (B,) float32 in [-1, 1].
@@ -68,18 +68,18 @@ def silhouette(cosine: Tensor, member: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Clustering:
-    """How well one head's queries fall into groups, and how well chance does.
+    """How well one head's queries fall into groups, compared with chance.
 
     Attributes:
-        count: queries looked at.
-        clusters: number of groups with the best silhouette.
-        silhouette: with that number.
-        shuffled: mean of the best silhouettes of shuffled queries: each dimension permuted by itself, so that every
-            dimension keeps its values and only what ties dimensions together is gone.
-        highest_shuffled: the highest of them.
-        local: best silhouette of local queries of the same head; NaN where these are too few.
-        beside_local: best silhouette of as many global queries as there were local ones; NaN with it.
-        p_value: share of shuffles at least as good, the real one counted among them.
+        count: Number of queries in the test.
+        clusters: Number of groups with the best silhouette.
+        silhouette: Silhouette with that number.
+        shuffled: Mean of the best silhouettes of shuffled queries: each dimension is permuted by itself, so that every
+            dimension keeps its values and only the dependence between dimensions is removed.
+        highest_shuffled: Highest of the best silhouettes of shuffled queries.
+        local: Best silhouette of local queries of the same head; NaN where these are too few.
+        beside_local: Best silhouette of as many global queries as local ones; NaN where ``local`` is NaN.
+        p_value: Share of shuffles at least as good, the real order counted among them.
     """
 
     count: int
@@ -96,7 +96,7 @@ def best_silhouettes(x: Tensor, clusters: tuple[int, ...], iterations: int = 10)
     """The best mean silhouette of spherical k-means over several k.
 
     Args:
-        x: (B, N, D).
+        x: Points (B, N, D).
 
     Returns:
         (B,) float32 silhouettes and (B,) int64 numbers of clusters; the smaller number where they are equal.
@@ -121,7 +121,7 @@ def cluster_check(
     most: int = 256,
     seed: int = 0,
 ) -> Clustering | None:
-    """Do the global queries of one head fall into groups better than chance would have it?
+    """Test whether the global queries of one head fall into groups better than by chance.
 
     Args:
         queries: (T, D) before RoPE.

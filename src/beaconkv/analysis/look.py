@@ -1,4 +1,4 @@
-"""A folder about one trace: how often each head looks far back, as ``diagnosis.json`` and pictures."""
+"""A folder for one trace: how often each head looks far back, as ``diagnosis.json`` and pictures."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def look(
     """Diagnose a trace, and write the result and its pictures to a folder.
 
     Args:
-        top_keys, distance, start, stop, seed, advance: as in :func:`~beaconkv.analysis.diagnosis.diagnose`.
-        head: layer and query head of the pictures of one head; None: a telling one.
+        top_keys, distance, start, stop, seed, advance: Arguments of :func:`~beaconkv.analysis.diagnosis.diagnose`.
+        head: Layer and query head of the pictures of one head; None: see
+            :func:`~beaconkv.analysis.pictures.telling_head`.
 
     Returns:
         The diagnosis, the content of ``diagnosis.json``, and the pictures that were drawn.
@@ -41,8 +42,8 @@ def look(
     result = {"trace": str(trace.path), **found.summary(), **provenance(model=trace.info.model, seed=seed)}
     (out / "diagnosis.json").write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     layer, number = head or picture_head(found)
-    window = mixed_stretch(trace, found, layer, number)
-    (out / "clusters.png").unlink(missing_ok=True)  # of an earlier run: this one may have none
+    window = mixed_range(trace, found, layer, number)
+    (out / "clusters.png").unlink(missing_ok=True)  # from an earlier run: this one may draw none
     pictures = [
         draw_frequency(found, trace.info.heads, out / "frequency.png"),
         draw_attention(trace, found, layer, number, *window, out / "attention.png"),
@@ -52,8 +53,8 @@ def look(
     return found, result, [path for path in pictures if path is not None]
 
 
-def mixed_stretch(trace: Trace, found: Diagnosis, layer: int, head: int, width: int = 48) -> tuple[int, int]:
-    """Queries for the pictures: where, in the second half of the text, local and global ones are most mixed."""
+def mixed_range(trace: Trace, found: Diagnosis, layer: int, head: int, width: int = 48) -> tuple[int, int]:
+    """Queries for the pictures, where local and global ones are most mixed in the second half of the text."""
     far = found.revisiting.is_global[found.revisiting.layers.index(layer), trace.info.heads.index(head)].float()
     length = len(trace)
     if length <= width:

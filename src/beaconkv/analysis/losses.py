@@ -49,7 +49,7 @@ class Outcome:
         return ((values[..., 1:].double().nan_to_num() * weights).sum(-1) / weights.sum()).mean().item()
 
     def summary(self) -> dict[str, Any]:
-        """The row of a table, as plain JSON; None where nothing can be said."""
+        """The row of a table, as plain JSON; None where a value is not defined."""
         own, best, least = (self.mean(values) for values in (self.lost, self.oracle, self.bound))
         covered = self.replay.coverage.nanmean().item()
         row = {
@@ -101,7 +101,7 @@ def compare_policies(
     advance: Callable[[float], None] = lambda share: None,
     **overrides: Any,
 ) -> list[Outcome]:
-    """Replay policies over a trace, and measure each against what later queries wanted.
+    """Replay policies over a trace, and measure the loss of later queries by each.
 
     Args:
         cells: specs and budgets.

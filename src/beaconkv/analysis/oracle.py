@@ -1,4 +1,4 @@
-"""How well an eviction could do that knew the future: a set that can be reached, and a bound that none can beat.
+"""The loss of an eviction that knows the future, and a lower bound of the loss of every eviction.
 
 Dropped entries never return, so the best choice at one eviction depends on all later ones.
 
@@ -22,7 +22,7 @@ from .demand import Demand
 
 
 def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
-    """What a policy drops in one layer that keeps what later queries attend to most.
+    """Evictions, in one layer, of a policy that keeps the entries to which later queries attend most.
 
     Args:
         demand: demand of the layer, with the steps of this schedule.
@@ -57,7 +57,7 @@ def oracle(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
 def least_loss(demand: Demand, schedule: EvictionSchedule, prompt: int) -> Tensor:
     """Attention that is lost in each cycle whatever is kept.
 
-    Args: as :func:`oracle`.
+    The arguments are those of :func:`oracle`.
 
     Returns:
         (H_kv, E + 1) float32, share of a query's attention, mean over the queries of a cycle and the heads of

@@ -56,8 +56,8 @@ def draw_attention(
     """Figure 1: attention of some queries over all entries, and how far local and global queries look.
 
     Args:
-        layer, head: indices in the model.
-        start, stop: queries that are shown.
+        layer, head: Indices in the model.
+        start, stop: Range of the queries that are shown.
     """
     number, at = diagnosis.revisiting.layers.index(layer), trace.info.heads.index(head)
     rows = torch.zeros(stop - start, stop)
@@ -139,7 +139,7 @@ def _ticks(place, labels: list[int], most: int) -> None:
 
 
 def draw_cosines(trace: Trace, diagnosis: Diagnosis, layer: int, head: int, start: int, stop: int, path: Path) -> Path:
-    """Figure 4: cosines of queries before RoPE, and the unusual ones on their principal components."""
+    """Figure 4: cosines of queries before RoPE, and the least typical ones on their principal components."""
     number, at = diagnosis.revisiting.layers.index(layer), trace.info.heads.index(head)
     queries = trace.queries_before_rope(layer)[0, at]
     far = diagnosis.revisiting.is_global[number, at]

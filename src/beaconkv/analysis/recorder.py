@@ -1,4 +1,4 @@
-"""Recording a trace: a model reads a text with everything kept, and what its attention sees goes to a file."""
+"""Recording a trace: a model reads a text with the full cache, and its queries, keys and values go to a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .trace_file import DTYPES, TraceWriter, size_of
 
 
 def pieces_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds. A character of several tokens is the last one's; the others add nothing."""
+    """The text that each token adds. A character of several tokens is added by the last of them alone."""
     pieces, start = [], 0
     for stop in range(1, len(ids) + 1):
         # One token of context: some tokenizers drop a space at the beginning of what they decode.
@@ -59,7 +59,7 @@ def record(
     announce: Callable[[int], None] = lambda size: None,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> Trace:
-    """Let a model read a text with the full cache, and write what its attention saw.
+    """Let a model read a text with the full cache, and write its queries, keys and values to a file.
 
     Args:
         model: a transformers decoder that can be bounded.
@@ -124,7 +124,7 @@ def record(
 
 
 def _describe(hosts: dict[int, Any], kv_heads: Sequence[int] | None, values: bool, dtype: str | None) -> dict[str, Any]:
-    """What is known of the layers after the first chunk."""
+    """The description of the layers, which is known after the first chunk."""
     states = [host.layer.state for host in hosts.values()]
     first = next(iter(hosts.values()))
     shapes = {(*h.keys.shape[:2], h.keys.shape[3], h.values.shape[3]) for h in hosts.values()}
@@ -169,7 +169,7 @@ def _describe(hosts: dict[int, Any], kv_heads: Sequence[int] | None, values: boo
 
 
 def _write(tensors: dict[str, Tensor], info: TraceInfo, index: int, host: Any, queries: Tensor, part: slice) -> None:
-    """What one layer saw of tokens ``part``."""
+    """Write the queries, keys and values of one layer for the tokens ``part``."""
     state, number = host.layer.state, info.layers.index(index)
     heads = info.heads
     written = [tensors[f"queries.{index}"], tensors[f"keys.{index}"]]
@@ -190,7 +190,7 @@ def _write(tensors: dict[str, Tensor], info: TraceInfo, index: int, host: Any, q
 
 
 def _rotation_name(apply: RotaryFn) -> str:
-    """The name of a rotation; hosts admit no other."""
+    """The name of a rotation; hosts support no other."""
     return next(name for name, known in ROTATIONS.items() if known is apply)
 
 

@@ -1,7 +1,7 @@
-"""Any policy over a trace: the same policy objects and the same cache layer as live, with nothing else running.
+"""Any policy over a trace: the same policy objects and the same cache layer as in a live cache, without the model.
 
-A replay answers what a policy would have dropped if the model had gone on as it did with the full cache. The layers of
-a trace are the rows of one batch: a policy treats each row as if it were alone.
+A replay shows what a policy would have dropped if the model had gone on as it did with the full cache. The layers of
+a trace are the rows of one batch, since the result of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from ..types import EvictionEvent
 from .trace import Trace
 
 NOT_DROPPED = 2**31 - 1
-"""In a table of drops: the entry stayed."""
+"""Value in ``Replay.dropped`` of an entry that stayed."""
 
 GROUP_BYTES = 1 << 28
-"""Queries and keys of the layers that are replayed together, at most (one layer at least)."""
+"""Maximum size of the queries and keys of the layers that are replayed together (one layer at least)."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What one policy dropped, and when.
+    """The entries that one policy dropped, and when.
 
     Attributes:
-        policy: its spec.
-        budget: B_max.
-        schedule: what the cache followed.
-        layers: indices in the model; the first dimension of the tensors.
-        steps: positions of the tokens after which evictions came, the same in all layers and heads.
-        dropped: (L, H_kv, T) int32: right after which token an entry was dropped; ``NOT_DROPPED``: it stayed.
-        coverage: (L, H, T) float32: highest cosine, before RoPE, of each query to the observation queries of the
-            last eviction before it (Figure 6, upper half); NaN before the first, and for policies without any.
+        policy: Spec of the policy.
+        budget: Maximum number of entries (B_max).
+        schedule: Schedule of the cache.
+        layers: Indices in the model; the first dimension of the tensors.
+        steps: Positions of the tokens after which evictions came, the same in all layers and heads.
+        dropped: Position of the token right after which an entry was dropped (L, H_kv, T) int32; ``NOT_DROPPED``: it
+            stayed.
+        coverage: Highest cosine, before RoPE, of each query to the observation queries of the last eviction before it
+            (L, H, T) float32 (Figure 6, upper half); NaN before the first, and for policies without any.
     """
 
     policy: str
@@ -67,8 +68,8 @@ def replay_schedule(
     """A policy and the schedule that a live cache would follow with the same arguments.
 
     Raises:
-        ValueError: what :func:`beaconkv.parse_policy` and the schedule refuse; a policy that evicts nothing; chunks
-            of prefill, which a replay does not know.
+        ValueError: errors of :func:`beaconkv.parse_policy` and of the schedule; a policy that evicts nothing; a prefill
+            chunk, which a replay does not support.
     """
     spec = parse_policy(policy)
     if not spec.policy.evicts:
@@ -102,7 +103,7 @@ def replay(
         overrides: further arguments of :class:`beaconkv.EvictionSchedule`.
 
     Raises:
-        ValueError: what :func:`replay_schedule` refuses; a layer that was not recorded; a policy that reads values,
+        ValueError: errors of :func:`replay_schedule`; a layer that was not recorded; a policy that reads values,
             of a trace without values.
     """
     chosen, schedule = replay_schedule(policy, budget, **overrides)

@@ -1,4 +1,4 @@
-"""``replay.json``: what each policy dropped, who wanted it later, and what changes with entries put back."""
+"""``replay.json``: what each policy dropped, which queries wanted it later, and the effect of putting it back."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def replay_result(
     """The content of ``replay.json``.
 
     Args:
-        outcomes: from :func:`~beaconkv.analysis.losses.compare_policies`.
-        top_keys: as given there.
-        model: the model that the trace is of; None: no entries are put back.
-        restored: number of entries of an eviction that are put back, one at a time.
-        event: number of that eviction, from 1; None: the one missed most soon after.
-        window: number of tokens after it whose prediction is looked at.
+        outcomes: Outcomes from :func:`~beaconkv.analysis.losses.compare_policies`.
+        top_keys: Number of keys as given there.
+        model: Model of the trace; None: no entries are put back.
+        restored: Number of entries of an eviction that are put back, one at a time.
+        event: Number of that eviction, from 1; None: the one missed most soon after.
+        window: Number of tokens after it whose predictions are compared.
 
     Raises:
         ValueError: as :func:`~beaconkv.analysis.restoration.restore`.

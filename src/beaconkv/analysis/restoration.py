@@ -1,4 +1,4 @@
-"""What changes when dropped entries are put back: an intervention, not a correlation."""
+"""The effect of putting dropped entries back: an intervention, not a correlation."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .trace import Trace
 
 @dataclass(frozen=True)
 class Restoration:
-    """The effect of one eviction on the next tokens, and of taking a part of it back.
+    """The effect of one eviction on the next tokens, and of undoing a part of it.
 
-    Divergences are KL, full cache to this one, nats a token, mean over the window.
+    Divergences are KL from the full cache's distribution, nats per token, mean over the window.
 
     Attributes:
-        step: position of the token after which the eviction came.
-        window: tokens whose prediction is looked at.
-        evicted: divergence with all that was dropped until then, this eviction included.
-        before: without what this eviction dropped.
-        single: position of a dropped entry -> divergence when this one is put back, wherever this eviction dropped it.
+        step: Position of the token after which the eviction came.
+        window: Number of tokens whose predictions are compared.
+        evicted: Divergence with all that was dropped until then, this eviction included.
+        before: Divergence without this eviction.
+        single: Divergence when one entry is put back in all heads where this eviction dropped it, by its position.
     """
 
     step: int
@@ -41,7 +41,7 @@ class Restoration:
 def restore(
     model: nn.Module, trace: Trace, replay: Replay, event: int, positions: Sequence[int], window: int = 64
 ) -> Restoration:
-    """Let the model read on after an eviction: as it is, without it, and with single entries put back.
+    """Let the model continue the text after an eviction: with it, without it, and with single entries put back.
 
     The keys and values are those of the full cache, as everywhere in a replay.
 
@@ -107,7 +107,7 @@ def _require_whole(model: nn.Module, cache: HidingCache, trace: Trace, replay: R
 
 
 def missed_soon(trace: Trace, replay: Replay, window: int) -> Tensor:
-    """Attention that the ``window`` queries right after an eviction would have paid to what it dropped.
+    """Attention of the ``window`` queries right after an eviction to what it dropped.
 
     Returns:
         (L, H_kv, T) float32 for each dropped entry, summed over these queries and the heads of the group; 0 for
@@ -125,11 +125,11 @@ def missed_soon(trace: Trace, replay: Replay, window: int) -> Tensor:
 
 
 def most_missed(mass: Tensor, event_of: Tensor, event: int, count: int) -> list[int]:
-    """Positions of the entries of one eviction that would have got most attention, strongest first.
+    """Positions of the entries of one eviction that would have received most attention, strongest first.
 
     Args:
-        mass: (L, H_kv, T), as of :func:`missed_soon`, or ``later_mass`` of a loss.
-        event_of: (L, H_kv, T), as of :meth:`Replay.event_of`.
+        mass: Attention (L, H_kv, T), from :func:`missed_soon`, or ``later_mass`` of a loss.
+        event_of: Numbers of evictions (L, H_kv, T), from :meth:`Replay.event_of`.
     """
     here = event_of == event
     total = (mass * here).sum((0, 1))

@@ -17,11 +17,11 @@ class Revisiting:
     """How far the queries of a trace look back.
 
     Attributes:
-        layers: indices in the model; the first dimension of all tensors.
-        top_keys, distance: as given to :func:`find_revisits`.
-        mean_distance: (L, H, T) float32, in tokens.
-        targets: (L, H, T, K) int32, the entries each query looks at most, strongest first; -1 where there are fewer.
-        weights: (L, H, T, K) float32, their share of the query's attention.
+        layers: Indices in the model; the first dimension of all tensors.
+        top_keys, distance: Numbers as given to :func:`find_revisits`.
+        mean_distance: Mean distance in tokens (L, H, T) float32.
+        targets: Entries that each query attends to most, strongest first (L, H, T, K) int32; -1 where there are fewer.
+        weights: Share of the query's attention on them (L, H, T, K) float32.
     """
 
     layers: list[int]
@@ -52,7 +52,7 @@ def find_revisits(
 ) -> Revisiting:
     """The mean distance of each query to the keys it attends to most; beyond ``distance`` it is global.
 
-    A query with fewer keys before it takes them all. Of equal probabilities any may be taken.
+    For a query with fewer keys all are taken. Of equal probabilities any may be taken.
 
     Args:
         layers: None: all recorded ones.
@@ -91,14 +91,14 @@ def mean_distance(weights: Tensor, start: int, top_keys: int) -> Tensor:
     """Mean distance of queries to the keys they attend to most.
 
     Args:
-        weights: (H, n, N) attention of queries at ``start``, ``start + 1``, ... over entries at 0 ... N - 1.
+        weights: Attention (H, n, N) of queries at ``start``, ``start + 1``, ... over entries at 0 ... N - 1.
 
     Returns:
         (H, n) float32.
     """
     num_queries, num_keys = weights.shape[1:]
     at = torch.arange(start, start + num_queries)
-    if num_keys <= top_keys:  # all keys that the query sees
+    if num_keys <= top_keys:  # all keys that are visible to the query
         return (at / 2).expand(weights.shape[0], -1)
     # Where fewer keys than that have any weight, zeros are picked as well, also after the query: not counted.
     _, places = weights.topk(top_keys, dim=-1, sorted=False)

@@ -16,15 +16,15 @@ from .trace_file import DTYPES, Layout, TraceError, TraceReader
 
 ROTATIONS: dict[str, RotaryFn] = {name: layout.apply for name, layout in ops.LAYOUTS.items()}
 ROTATIONS["identity"] = ops.apply_identity
-"""By the name that stands in a trace: how its queries were rotated."""
+"""Name in a trace -> the rotation of its queries."""
 
 MOST = 1 << 14
-"""Layers, and KV heads, of any model: more stand in a damaged file only."""
+"""Maximum number of layers, and of KV heads, of any model: only a damaged file has more."""
 
 
 @dataclass(frozen=True)
 class TraceInfo:
-    """What a trace is of; all of it is plain JSON.
+    """The description of a trace, as plain JSON values.
 
     Attributes:
         model: name it was loaded by.
@@ -97,8 +97,8 @@ class TraceInfo:
 class Trace:
     """A recorded text, read from its file as it is needed.
 
-    Queries are stored as the attention function received them, after RoPE: a replay then sees bit for bit what a
-    cache saw; those before RoPE are :meth:`queries_before_rope`.
+    Queries are stored as the attention function received them, after RoPE, so that a replay has bit for bit the input
+    of a cache; :meth:`queries_before_rope` returns those before RoPE.
 
     Args:
         path: path of the file.
@@ -121,19 +121,19 @@ class Trace:
         return self.info.num_tokens
 
     def number(self, layer: int) -> int:
-        """The place of a layer among the recorded ones. Raises ``ValueError`` with the choices."""
+        """The index of a layer among the recorded ones. Raises ``ValueError`` with the choices."""
         if layer not in self.info.layers:
             raise ValueError(f"layer {layer} was not recorded; choose from {', '.join(map(str, self.info.layers))}")
         return self.info.layers.index(layer)
 
     def params(self, layer: int) -> AttentionParams:
-        """How the layer computes its logits."""
+        """Parameters of the layer's logits."""
         number = self.number(layer)
         sinks = self._file.read(f"sinks.{layer}") if self.info.has_sinks else None
         return AttentionParams(self.info.scaling[number], self.info.softcap[number], sinks)
 
     def rope(self, layer: int) -> Rope:
-        """cos and sin (1, T, D_rot) float32 of all tokens, and the way they are applied."""
+        """cos and sin (1, T, D_rot) float32 of all tokens, and the function that applies them."""
         number = self.number(layer)
         cos, sin = (self._file.read(f"{name}.{self.info.rope_of[number]}").unsqueeze(0) for name in ("cos", "sin"))
         return Rope(cos, sin, ROTATIONS[self.info.rotary[number]])

@@ -1,7 +1,7 @@
 """The file of a trace: safetensors, written in chunks and read through a memory map.
 
 The format is a length, a JSON header with names, dtypes, shapes and offsets, then the bytes; nothing in it is ever
-executed. safetensors' own writer wants all tensors in memory at once, so the header is written here.
+executed. safetensors' own writer needs all tensors in memory at once, so this module writes the header itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Layout = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class TraceError(ValueError):
-    """A file that is no trace, or a damaged one. The message names the file and what is wrong."""
+    """A file that is no trace, or a damaged one. The message names the file and the damage."""
 
 
 def size_of(layout: Layout) -> int:
@@ -40,15 +40,15 @@ def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 class TraceWriter:
-    """A file of known layout, filled in any order; it takes its name only when it is complete.
+    """A file of known layout, filled in any order; it gets its name only when it is complete.
 
     Args:
-        path: where it will be.
-        layout: its tensors.
-        info: anything JSON knows.
+        path: Path of the complete file.
+        layout: Tensors of the file.
+        info: Description, a JSON value.
 
     Attributes:
-        tensors: name -> tensor over the file's bytes: what is written to it is in the file.
+        tensors: Tensors over the file's bytes, by name: values written to them are in the file.
     """
 
     def __init__(self, path: Path, layout: Layout, info: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class TraceWriter:
         try:
             with open(self.partial, "wb") as file:
                 file.write(struct.pack("<Q", len(text)) + text)
-                if hasattr(os, "posix_fallocate"):  # a disk that fills later would kill the process
+                if hasattr(os, "posix_fallocate"):  # if the disk filled up later, the process would be killed
                     os.posix_fallocate(file.fileno(), 0, size)
                 file.truncate(size)
         except OSError as error:

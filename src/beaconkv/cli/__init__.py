@@ -28,7 +28,7 @@ def main() -> None:
 def quiet_libraries() -> None:
     """Keep other libraries' bars out of logs. They read these variables when they are imported, which is later.
 
-    On a terminal a download keeps its bar. Loading has none in either case: the commands say what takes time.
+    On a terminal a download keeps its bar. Loading has none in either case: the commands report what takes time.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -36,7 +36,7 @@ def quiet_libraries() -> None:
 
 
 def in_words(error: Exception) -> str:
-    """What the system says of a file, as a sentence without a number."""
+    """The message of an error; for an error of the file system, a sentence without its number."""
     name = getattr(error, "filename", None)
     if isinstance(error, OSError) and name is not None:
         for kind, words in (

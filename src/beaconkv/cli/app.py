@@ -1,7 +1,7 @@
 """The commands, one file each.
 
-What takes long to import (torch, transformers, matplotlib) is imported inside a command, when it runs: help, the
-version and slips are answered at once.
+Packages that take long to import (torch, transformers, matplotlib) are imported inside a command, when it runs: help,
+the version and errors in the options are shown at once.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ messages = Console(stderr=True)
 
 
 def show_log(verbose: int) -> None:
-    """Show what the library logs, on stderr.
+    """Show the library's log on stderr.
 
     Args:
-        verbose: 1 for what is logged at INFO, more for DEBUG, too.
+        verbose: Number of times that the option was given: 1 shows INFO, more DEBUG, too.
     """
     from rich.logging import RichHandler
 
@@ -33,7 +33,7 @@ def show_log(verbose: int) -> None:
 
 
 def report(message: str) -> None:
-    """Say what takes time."""
+    """Report what takes time."""
     messages.print(f"[dim]{message}[/dim]")
 
 
@@ -55,7 +55,7 @@ def add_settings(policy: str, settings: list[str]) -> str:
 
 
 def parse_count(text: str) -> int | str:
-    """A number where it is one; what else it may be, the schedule knows."""
+    """An int where the text is one, else the text itself, which the schedule checks."""
     try:
         return int(text)
     except ValueError:
@@ -79,7 +79,7 @@ def parse_budgets(text: str) -> list[int]:
 
 
 def name_column(table: Table, heading: str, names: Iterable[str]) -> None:
-    """A first column of names, which are never broken or cut, however narrow the screen: they are copied from here."""
+    """A first column of names. They are never wrapped or cut, however narrow the screen: users copy them."""
     table.add_column(heading, no_wrap=True, min_width=max(map(len, (heading, *names))))
 
 

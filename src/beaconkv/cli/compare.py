@@ -23,7 +23,7 @@ def compare(
     budget: int = typer.Option(144, help="B_max, number of entries per layer and KV head, prompt included."),
     tokens: int = typer.Option(320, help="Number of tokens written for each problem."),
     policies: str = typer.Option(
-        "beaconkv,streaming_llm", help="Methods, or method:preset, to compare with the full cache."
+        "beaconkv,streaming_llm", help="Methods (or method:preset), separated by commas, compared with the full cache."
     ),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
@@ -35,7 +35,7 @@ def compare(
     from ..policies import parse_policy
 
     names = split(policies)
-    for name in names:  # refuse what cannot work before anything takes time
+    for name in names:  # errors are raised before anything takes time
         parse_policy(name).schedule(budget)
     placed = placement(device, dtype)
     require_file(out)
@@ -79,8 +79,8 @@ def compare(
         "cache: keys and values, measured. + state: positions and remembered queries.",
         "same text: tokens until an answer first differs from the full cache's.",
         "agree: reading the full cache's text, how often the next token is the same.",
-        "tok/s: so short a text does not slow the full cache down yet, and so small a",
-        "budget is evicted all the time. `make bench` measures longer ones.",
+        "tok/s: a text this short does not slow the full cache down yet, and a budget this",
+        "small is evicted all the time. `make bench` measures longer texts.",
     ):
         console.print(line, style="dim", highlight=False)
     if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):

@@ -27,7 +27,7 @@ def demo(
     out: Path = typer.Option(Path("results/demo"), help="Folder of samples, result and picture; emptied first."),
     as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
-    """Let the bundled reasoner solve problems with the full cache and with small ones: answers, a picture, a page."""
+    """Solve problems with the bundled reasoner, with the full cache and with small ones: answers, a picture, a page."""
     from ..evaluation import load_tasks
     from ..evaluation.answers.decoding import Sampling
     from ..evaluation.answers.run import Evaluation

@@ -21,7 +21,8 @@ def evaluate(
     model: str = typer.Option("reasoner", "--model", "-m", help=MODEL),
     task: str = typer.Option(
         "reasoning",
-        help="reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or FILE.jsonl[:grader]; with commas.",
+        help="Tasks, separated by commas: reasoning, machine, ledger, plan, search (NAME@0.5: half as long), or "
+        "FILE.jsonl[:grader].",
     ),
     policies: str = typer.Option("full,beaconkv,rpc,snapkv,rkv,streaming_llm", help=POLICIES),
     budgets: str = typer.Option("128,256,512", help=BUDGETS),
@@ -86,7 +87,7 @@ def evaluate(
 
 
 def warn(remark: str) -> None:
-    """On stderr: what is no error, and may spoil the result."""
+    """Print a remark on stderr: it is no error, but the result may suffer."""
     messages.print(remark, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 

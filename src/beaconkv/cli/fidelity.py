@@ -17,7 +17,7 @@ from .outputs import require_folder
 
 
 def fidelity(
-    texts: Path = typer.Option(..., help='JSONL file: "problem" and "response", or "text", in each row.'),
+    texts: Path = typer.Option(..., help='Path of a JSONL file with "problem" and "response", or "text", in each row.'),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policies: str = typer.Option(
         "beaconkv,recent,streaming_llm", help="Methods, or method:preset, separated by commas."

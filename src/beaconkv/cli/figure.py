@@ -13,7 +13,7 @@ NAMES = "fig6, fig7, fig8, table1, table2, table3, table6, fidelity"
 
 
 def figure(
-    name: str = typer.Argument(help=NAMES + "."),
+    name: str = typer.Argument(help=f"Name of the figure or table: {NAMES}."),
     results: list[Path] = typer.Argument(
         help="Files that beaconkv eval or beaconkv fidelity wrote, or their folders; parts of a run are joined."
     ),

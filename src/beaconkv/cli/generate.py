@@ -13,7 +13,7 @@ from .options import BUDGET_MIN, PREFIX, PROTECT, SCOPE, SETTING, TEMPERATURE, T
 
 
 def generate(
-    prompt: str | None = typer.Argument(None, help="The user's message; read from standard input if missing."),
+    prompt: str | None = typer.Argument(None, help="Message of the user; read from standard input if missing."),
     model: str = typer.Option("smollm2-135m", "--model", "-m", help=MODEL),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(
@@ -33,11 +33,11 @@ def generate(
     seed: int = typer.Option(0, help="Random seed of the sampling."),
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
-    prompt_file: Path | None = typer.Option(None, help="Read the message from a file."),
-    chat: bool = typer.Option(True, help="Apply the model's chat template if it has one."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON document instead of streaming."),
+    prompt_file: Path | None = typer.Option(None, help="Path of a file with the message."),
+    chat: bool = typer.Option(True, help="Whether to apply the model's chat template, if it has one."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print one JSON document instead of streaming."),
 ) -> None:
-    """Let a model think in a cache of fixed size; streams the text and what the cache holds."""
+    """Generate text with a cache of fixed size; streams the text and the numbers of the cache."""
     from ..policies import parse_policy
 
     if prompt_file is not None:
@@ -60,7 +60,7 @@ def generate(
         protect=None if protect is None else parse_count(protect),
         prefill_chunk=prefill_chunk,
     )
-    spec.schedule(budget, **limits)  # refuses what leaves no room before the model is loaded
+    spec.schedule(budget, **limits)  # raises for a budget without room before the model is loaded
     loaded = load_model(model, placement(device, dtype))
 
     from ..evaluation.answers.generation import generate_text

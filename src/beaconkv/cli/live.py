@@ -1,4 +1,4 @@
-"""Streaming text to a terminal, with a line below that says what the cache holds."""
+"""Streaming text to a terminal, with a status line of the cache below."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .common import console
 
 
 class LiveText(TextStreamer):
-    """Streams text; on a terminal, with a line below that says what the cache holds."""
+    """Streams text; on a terminal, with a status line of the cache below."""
 
     def __init__(self, tokenizer: Any, cache: BoundedCache, quiet: bool) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)

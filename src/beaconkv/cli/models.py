@@ -1,4 +1,4 @@
-"""What the commands that load a model share: the options, and loading."""
+"""Shared code of the commands that load a model: the options, and loading."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from .common import report
 if TYPE_CHECKING:
     from ..models import LoadedModel
 
-MODEL = "Bundled name (reasoner, smollm2-135m), folder, .gguf file or hub name."
-DTYPE = "float32, bfloat16, float16 or auto (the checkpoint's). Default: auto on an accelerator, float32 on the CPU."
-DEVICE = "cpu, cuda, cuda:1, mps, ..., or auto (spread). Default: the accelerator that is there, else cpu."
+MODEL = "Name of the model: bundled (reasoner, smollm2-135m), a folder, a .gguf file or a hub name."
+DTYPE = (
+    "Data type: float32, bfloat16, float16 or auto (the checkpoint's). Default: auto on an accelerator, float32 on the "
+    "CPU."
+)
+DEVICE = "Device: cpu, cuda, cuda:1, mps, ..., or auto (spread). Default: the accelerator if there is one, else cpu."
 
 
 def placement(device: str | None, dtype: str | None) -> dict[str, Any]:
@@ -27,5 +30,5 @@ def load_model(name: str, placed: dict[str, Any]) -> LoadedModel:
 
     from ..models import load
 
-    transformers.utils.logging.disable_progress_bar()  # the commands say themselves what takes time
+    transformers.utils.logging.disable_progress_bar()  # the commands report what takes time themselves
     return load(name, **placed, report=report)

@@ -1,4 +1,4 @@
-"""Checks of what a command will write and needs, made before anything takes time."""
+"""Checks of the files and packages that a command needs, made before anything takes time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def require_folder(path: Path) -> None:
-    """Make the folder, and see that files can be written there.
+    """Make the folder, and check that files can be written there.
 
     Raises:
         OSError: the path, or one above it, is a file; or it cannot be written.
@@ -18,7 +18,7 @@ def require_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     path.mkdir(parents=True, exist_ok=True)
-    try:  # says more than permissions do: the file system may be read-only, or full
+    try:  # finds more than permissions show: the file system may be read-only, or full
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -26,7 +26,7 @@ def require_folder(path: Path) -> None:
 
 
 def require_file(path: Path) -> None:
-    """Make the folder of a file, and see that the file can be written. Raises ``OSError``."""
+    """Make the folder of a file, and check that the file can be written. Raises ``OSError``."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     require_folder(path.parent)
@@ -35,6 +35,6 @@ def require_file(path: Path) -> None:
 
 
 def require_package(name: str, extra: str, purpose: str) -> None:
-    """Raise ``ImportError`` unless a package is installed; the message says how to."""
+    """Raise ``ImportError`` unless a package is installed; the message holds the command that installs it."""
     if find_spec(name) is None:
         raise ImportError(f"{purpose} needs {name}: pip install 'beaconkv[{extra}]'")

@@ -21,7 +21,7 @@ def plan(
     settings: list[str] = typer.Option([], "--set", help=SETTING),
     as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
-    """Say what a model's cache costs, and what a budget saves."""
+    """Compute the memory of a model's cache, and what a budget saves."""
     from ..memory import ModelShape, plan_memory
     from ..models import load_config
     from ..models.placement import DTYPES

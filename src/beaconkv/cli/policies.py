@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[1] / "policies"
 
 
 def known(folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """Every method of the library: from the catalogue made of the registry, as long as it knows all files there are.
+    """Every method of the library: from the catalogue, as long as it lists all files of the folder.
 
     Importing the registry imports torch, which takes longer than all the rest.
     """

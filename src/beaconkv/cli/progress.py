@@ -30,7 +30,7 @@ class ShownProgress(Counts):
     def __init__(self, evaluation: Evaluation, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(len(evaluation.keys()), clock)
         self._cells = [cell.name for cell in evaluation.cells]
-        self._told = float("-inf")
+        self._shown_at = float("-inf")
         columns = (BarColumn(bar_width=None), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=messages, disable=not messages.is_terminal, expand=True)
         self._task = self._bar.add_task("", total=1.0)
@@ -47,7 +47,7 @@ class ShownProgress(Counts):
         before = self.batch
         is_new = before is None or (before.cell, before.task.name) != (batch.cell, batch.task.name)
         if is_new:
-            self._told = float("-inf")
+            self._shown_at = float("-inf")
         super().started(batch)
         if is_new and messages.is_terminal:  # on a line above the bar, where a long name has room
             messages.print(self._where(), style="dim", highlight=False, markup=False)
@@ -55,8 +55,8 @@ class ShownProgress(Counts):
     def changed(self) -> None:
         if messages.is_terminal:
             self._bar.update(self._task, completed=self.share, description=self._state())
-        elif self.batch is not None and self._clock() - self._told >= EVERY:
-            self._told = self._clock()
+        elif self.batch is not None and self._clock() - self._shown_at >= EVERY:
+            self._shown_at = self._clock()
             messages.print(f"{self._where()}: {self._state()}", style="dim", highlight=False, soft_wrap=True)
 
     def _where(self) -> str:
@@ -66,10 +66,10 @@ class ShownProgress(Counts):
         return f"{name} ({self._cells.index(name) + 1} of {len(self._cells)}), {self.batch.task.name}"
 
     def _state(self) -> str:
-        said = [f"{self.done:,} of {self.answers:,} answers"]
+        shown = [f"{self.done:,} of {self.answers:,} answers"]
         if self.seconds_left is not None and self.done < self.answers:
             limit = "at most" if self.is_bounded else "about"
-            said.append(f"{limit} {seconds_in_words(self.seconds_left)} left")
+            shown.append(f"{limit} {seconds_in_words(self.seconds_left)} left")
         if self.speed is not None:  # last: a narrow screen cuts the end
-            said.append(f"{self.speed:,.0f} tokens/s")
-        return ", ".join(said)
+            shown.append(f"{self.speed:,.0f} tokens/s")
+        return ", ".join(shown)

@@ -53,7 +53,7 @@ def percent(estimate: dict[str, Any]) -> str:
 
 
 def remarks(rows: list[dict[str, Any]]) -> list[str]:
-    """What a reader must know: methods that were never put to the test."""
+    """Remarks on methods that never evicted anything."""
     from ..evaluation.summary import ALL
 
     one_task = len({row["task"] for row in rows}) == 1

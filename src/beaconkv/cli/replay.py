@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from ..analysis.trace import Trace
 
 EXPLAINED = (
-    "lost: share of attention, after the first eviction, on entries that are gone. oracle: what an eviction that knows "
-    "the future loses. bound: what any method must lose. regret: lost - oracle.",
+    "lost: share of attention, after the first eviction, on evicted entries. oracle: loss of an eviction that knows "
+    "the future. bound: least loss of any method. regret: lost - oracle.",
     "held: share of each query's strongest keys that are still there. wanted: times that a later query had a dropped "
     "entry among its strongest. cosine: best, of each query to the last observation queries.",
 )
 
 
 def replay(
-    trace: Path = typer.Argument(..., help="A trace file, from `beaconkv trace record`."),
+    trace: Path = typer.Argument(..., help="Path of a trace file, from `beaconkv trace record`."),
     policies: str = typer.Option("beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods."),
     budgets: str = typer.Option("256", "--budgets", "--budget", help=BUDGET),
     top_keys: int = typer.Option(16, help="Number of strongest keys of each query that count as wanted."),
@@ -49,7 +49,7 @@ def replay(
     out: Path = typer.Option(Path("results/replay"), help="Folder of replay.json and replay.png."),
     as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
-    """What would each method have dropped, who wanted it later, and how far is that from the best possible?"""
+    """Replay methods over a trace: what each would have dropped, what later queries wanted, and the best possible."""
     from ..analysis.losses import compare_policies
     from ..analysis.pictures import draw_losses
     from ..analysis.replay_result import replay_result
@@ -60,7 +60,7 @@ def replay(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if event is not None and not restored:
-        raise ValueError("event says where entries are put back: give --restore, too")
+        raise ValueError("event is the eviction whose entries are put back: give --restore, too")
     limits = {"prefix": prefix and parse_count(prefix), "protect": protect and parse_count(protect)}
     limits |= {"budget_min": budget_min, "scope": scope}
     cells = make_cells(split(policies), parse_budgets(budgets), **limits)
@@ -68,7 +68,7 @@ def replay(
     opened = Trace(trace)
     name = model or opened.info.model
     if restored and not name:
-        raise ValueError("the trace does not say which model it is of: give --model")
+        raise ValueError("the trace does not name its model: give --model")
     require_package("matplotlib", "insight", "a picture")
     require_folder(out)
     with bar("replaying", 1.0, counts=False) as advance:

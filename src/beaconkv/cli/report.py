@@ -1,4 +1,4 @@
-"""``beaconkv report``: the page."""
+"""``beaconkv report``."""
 
 from __future__ import annotations
 

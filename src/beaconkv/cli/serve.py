@@ -24,7 +24,7 @@ OWN = ("--policy", "--budget", "--budget-min", "--scope", "--protect", "--prefil
 
 def serve(
     context: typer.Context,
-    model: str = typer.Argument(help="Bundled name, local folder or hub name."),
+    model: str = typer.Argument(help="Name of the model: bundled, a local folder or a hub name."),
     policy: str = typer.Option("beaconkv", help="Method, or method:preset; `beaconkv policies` lists them."),
     budget: int | None = typer.Option(None, help="B_max, number of entries per layer and KV head. Default: 2048."),
     budget_min: int | None = typer.Option(None, help=BUDGET_MIN),
@@ -44,7 +44,7 @@ def serve(
 ) -> None:
     """Start vLLM's OpenAI server with a bounded cache; prefix caching is off.
 
-    What is not named here is passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
+    Other options are passed on to vLLM: --port 8001, --max-model-len 65536, ... See docs/serving.md.
     """
     from ..integrations.vllm import WORKER, ServingSettings
     from ..models.load import resolve
@@ -82,7 +82,7 @@ def serve(
         print(" ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(command))
         return
     if importlib.util.find_spec("vllm") is None:
-        raise ImportError("vLLM is not installed here: docs/serving.md says which release goes with beaconkv")
+        raise ImportError("vLLM is not installed here: docs/serving.md names the releases that beaconkv supports")
     messages.print(f"bounded cache: {chosen.describe()}")
     for name, value in variables.items():
         messages.print(f"[dim]{name}={value}[/dim]")
@@ -93,7 +93,7 @@ def serve(
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run the server; who stops this process stops the server."""
+    """Run the server. Stopping this process stops the server."""
     process = subprocess.Popen(command, env=environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, frame: process.send_signal(received))

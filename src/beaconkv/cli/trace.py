@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..analysis.diagnosis import Diagnosis
     from ..analysis.trace import Trace
 
-app = typer.Typer(help="Record what a model's attention sees, and look at it.", no_args_is_help=True)
+app = typer.Typer(help="Record the queries and keys of a model, and analyse them.", no_args_is_help=True)
 
 
 @app.command("record")
@@ -52,7 +52,7 @@ def record_command(
     dtype: str | None = typer.Option(None, help=DTYPE),
     device: str | None = typer.Option(None, help=DEVICE),
 ) -> None:
-    """Record a text: one the model writes now (--prompt, --task), or one that is given (--texts)."""
+    """Record a text that the model writes now (--prompt, --task) or that is given (--texts)."""
     from ..analysis.recorder import record, require_choice
     from ..evaluation.answers.decoding import Sampling
     from ..evaluation.answers.generation import write_text
@@ -113,10 +113,10 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
 
 @app.command("info")
 def info_command(
-    trace: Path = typer.Argument(..., help="A trace file."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON instead of text."),
+    trace: Path = typer.Argument(..., help="Path of a trace file."),
+    as_json: bool = typer.Option(False, "--json", help="Whether to print JSON instead of text."),
 ) -> None:
-    """Say what a trace holds."""
+    """Show the contents of a trace."""
     from ..analysis.trace import Trace
 
     opened = Trace(trace)
@@ -152,7 +152,7 @@ def look_command(
     out: Path = typer.Option(Path("results/look"), help="Folder of diagnosis.json and pictures."),
     as_json: bool = typer.Option(False, "--json", help=JSON),
 ) -> None:
-    """How often each head looks far back, and whether the queries that do fall into groups."""
+    """Measure how often each head looks far back, and whether the queries that do so fall into groups."""
     from ..analysis.look import look
     from ..analysis.trace import Trace
 

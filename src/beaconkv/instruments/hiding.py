@@ -1,4 +1,4 @@
-"""A cache that keeps everything and shows less: what a model would say if some entries were gone."""
+"""A cache that keeps everything and hides some entries: the model's output without these entries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class HidingCache(BoundedCache):
     """A full cache of one row; entries can be hidden from the queries to come, and shown again.
 
     Attributes:
-        hidden: by layer, (H_kv, n) bool over the first n entries: True is not seen. Layers and entries that are not
-            named are seen.
+        hidden: Mask of the hidden entries, by layer: (H_kv, n) bool over the first n entries, True for hidden. Other
+            layers and entries are visible.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,10 +34,10 @@ class HidingCache(BoundedCache):
 
 @dataclass(frozen=True)
 class HidingCall(LayerCall):
-    """One attention call in which some entries are not seen.
+    """One attention call in which some entries are hidden.
 
     Attributes:
-        hidden: (H_kv, n) bool, or None.
+        hidden: Mask of the hidden entries (H_kv, n) bool, or None.
     """
 
     hidden: Tensor | None

@@ -1,4 +1,4 @@
-"""Recording the queries of a model that reads with everything kept."""
+"""Recording the queries of a model that reads a text with the full cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QueryRecorder(EvictionPolicy):
 
 
 class RecordedQueries(LayerState):
-    """Queries of one layer since the last :meth:`take`, as :class:`QueryRecorder` remembers them. All rows are alike.
+    """Queries of one layer since the last :meth:`take`, for :class:`QueryRecorder`. All rows are in equal states.
 
     Attributes:
         num_heads: query heads of the layer.

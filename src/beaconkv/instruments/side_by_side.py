@@ -1,7 +1,7 @@
-"""Several bounded caches in one forward pass: each serves some rows of the batch.
+"""Several bounded caches in one forward pass: each holds some rows of the batch.
 
-What a model's matrices cost is paid once for all of them, so comparing many methods on one text takes a fraction of
-the time. Each cache does exactly what it would do alone.
+The model's matrices are multiplied once for all of them, so comparing many methods on one text takes a fraction of
+the time. The result of each cache is exactly that of a forward pass of its own.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..types import Rope
 
 
 class SideBySide(Cache, AnnouncedCache):
-    """One cache for the host, made of several for as many equal parts of the batch, in order.
+    """One cache for the host, made of several, each for an equal part of the batch, in order.
 
-    For measuring many methods on one text: what is fed is not compared with what the caches hold, as single ones do.
+    It measures many methods on one text. Unlike a single cache, it does not compare the input with what it holds.
 
     Args:
-        caches: fresh, all of one model.
+        caches: New caches, all of one model.
 
     Raises:
-        ValueError: none; or a model with layers that stay as the model made them: those are not shared out.
+        ValueError: no caches; or a model with layers that are not bounded, which cannot be divided.
     """
 
     def __init__(self, caches: Sequence[BoundedCache]) -> None:
@@ -47,7 +47,7 @@ class SideBySide(Cache, AnnouncedCache):
 
     def begin(self, arguments: dict[str, Any]) -> None:
         for cache in self.caches:
-            cache.begin({})  # its rows stand among others: texts are not compared
+            cache.begin({})  # its rows are some of the batch: texts are not compared
 
     def end(self, broken: bool) -> None:
         for cache in self.caches:
@@ -63,7 +63,7 @@ class SideBySide(Cache, AnnouncedCache):
         return [cache.get_mask_sizes(query_length, layer_idx) for cache in self.caches][0]
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep some rows of each part. indices: (rows,) int64, within a part."""
+        """Keep some rows of each part of the batch. indices: (rows,) int64, within a part."""
         for cache in self.caches:
             cache.batch_select_indices(indices)
 
@@ -73,7 +73,7 @@ class SideBySide(Cache, AnnouncedCache):
 
 
 class _SharedLayer(CacheLayerMixin):
-    """One layer of all caches: keys and values pass to the attention function, part by part."""
+    """One layer of all caches: keys and values go to the attention function, one part of the batch after another."""
 
     is_compileable = False
     is_sliding = False
@@ -125,7 +125,7 @@ class _SharedCall:
         kernel: str,
         **kwargs,
     ) -> tuple[Tensor, None]:
-        """As :meth:`LayerCall.attend`, for each part of the batch."""
+        """The same as :meth:`LayerCall.attend`, for each part of the batch."""
         rows = query.shape[0]
         size, outputs = rows // len(self.calls), []
         for i, call in enumerate(self.calls):

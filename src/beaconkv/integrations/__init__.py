@@ -1,1 +1,1 @@
-"""One module for each host; only it knows the host's API."""
+"""One subpackage for each host; only it uses the host's API."""

@@ -1,6 +1,6 @@
 """Loading of models: bundled names, local folders, GGUF files, hub names.
 
-Importing is cheap: the reasoning tasks take their alphabet from here, and need no torch.
+Importing is cheap: the reasoning tasks import their alphabet from this package, and need no torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
 """The alphabet of the bundled reasoner and of the problems it solves. Each character is one token.
 
-Twenty-four letters come in four forms, so that what a letter stands for can be read off its form:
+Twenty-four letters have four forms, and the form shows the meaning of a letter:
 
     a  key of a rule         occurs in the prompt once, at the head of its row
     A  mention of a rule     an exit of a row, an item in question
     ⓐ  place in a list       a list is followed from one item to the next
-    α  note                  written in the chain, to be looked up again later
+    α  note                  written in the chain, and looked up again later
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ END = "\n"
 PAD = "_"
 
 CLASSES = (LOWER, UPPER, CIRCLED, GREEK, DIGITS, OPERATIONS)
-"""Characters of one class may stand for each other in a badly formed, but readable, chain."""
+"""Classes of characters. A chain stays readable where a character is replaced by another one of its class."""
 CHARACTERS = PAD + END + DIGITS + OPERATIONS + MARKS + LOWER + UPPER + CIRCLED + GREEK
 
 _FORMS = {letter: i for form in (LOWER, UPPER, CIRCLED, GREEK) for i, letter in enumerate(form)}

@@ -1,4 +1,4 @@
-"""Whether the model hub answers, asked once and before it is needed.
+"""A check whether the model hub answers, made once and before the hub is needed.
 
 The hub's own client tries each of some ten requests six times with pauses that double: without a network that takes
 most of a minute. One request finds out.
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 SECONDS = 5.0
-"""Longest wait for a connection, and for the first byte of the answer. HF_HUB_ETAG_TIMEOUT, if set, stands instead."""
+"""Maximum number of seconds to wait for a connection, and for the first byte of the answer. HF_HUB_ETAG_TIMEOUT, if
+set, replaces it."""
 
 
 def hub_arguments(name: str, report: Callable[[str], None] = lambda message: None) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def hub_arguments(name: str, report: Callable[[str], None] = lambda message: Non
         report: called with a message when a copy that was fetched before is used because the hub does not answer.
 
     Returns:
-        ``local_files_only`` if that is so; nothing otherwise. A download itself may take as long as it takes.
+        ``local_files_only`` in that case; nothing otherwise. A download itself has no time limit.
 
     Raises:
         ConnectionError: the hub does not answer, and no copy is there.
@@ -45,12 +46,12 @@ def hub_arguments(name: str, report: Callable[[str], None] = lambda message: Non
 
 
 def unreachable(endpoint: str) -> str | None:
-    """Why no answer comes from there; None if one does, whatever it says."""
+    """The reason why the hub does not answer; None if it answers, whatever the status."""
     from huggingface_hub.utils import get_session
 
     seconds = float(os.environ.get("HF_HUB_ETAG_TIMEOUT") or SECONDS)
     try:
-        get_session().head(endpoint, timeout=seconds)  # by the hub's own client: it knows proxies and certificates
+        get_session().head(endpoint, timeout=seconds)  # the client has the user's proxies and certificates
     except Exception as error:  # the client's library differs between releases, and so do its errors
         return str(error) or type(error).__name__
     return None

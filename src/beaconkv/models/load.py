@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer, whatever the name stands for."""
+"""Loading a model and its tokenizer, by any kind of name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # torch takes a second to import
     from torch import nn
 
 BUNDLED: dict[str, Callable[..., Path]] = {"reasoner": reasoner.folder, "smollm2-135m": smollm2.converted_folder}
-"""Names that need no hub, and what makes a folder of each."""
+"""Names that need no hub, and the function that makes a folder of each."""
 
 
 class LoadedModel(NamedTuple):
@@ -25,7 +25,7 @@ class LoadedModel(NamedTuple):
 
 
 def resolve(name: str, report: Callable[[str], None] = lambda message: None) -> tuple[str, dict[str, str]]:
-    """What to hand to ``from_pretrained``: a folder or hub name, and further arguments.
+    """The arguments of ``from_pretrained``: a folder or hub name, and further arguments.
 
     Raises:
         ValueError: a folder without a model; a name that is not bundled, no file or folder, and not owner/model.
@@ -100,7 +100,7 @@ def load(
 
 
 def load_config(name: str, report: Callable[[str], None] = lambda message: None) -> Any:
-    """The configuration alone: as :func:`load`, and a path to a ``config.json`` will do."""
+    """The configuration alone. The name is as in :func:`load`, or the path of a ``config.json``."""
     from transformers import AutoConfig
 
     place, extra = resolve(name, report)

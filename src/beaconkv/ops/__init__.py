@@ -1,7 +1,7 @@
-"""Pure tensor functions, the implementations of each named here and nowhere else.
+"""Pure tensor functions. The implementations of each are named in this file and nowhere else.
 
-The reference versions read like the formulas; a faster twin has the same name and signature, and is named in
-this file only. Which of them runs: :mod:`.backend`.
+The reference versions follow the formulas; a faster twin has the same name and signature. :mod:`.backend` chooses
+which of them runs.
 """
 
 from . import compaction, rope, sampling, scoring

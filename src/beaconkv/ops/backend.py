@@ -1,9 +1,9 @@
-"""Which implementation of an operation runs: decided here and nowhere else.
+"""The choice of the implementation of an operation, which is made in this file alone.
 
-Every operation has a reference; some have faster twins with the same name, arguments, results and refusals:
+Every operation has a reference; some have faster twins with the same name, arguments, results and errors:
 
-    reference   plain PyTorch that reads like the formulas
-    fused       plain PyTorch that is fast
+    reference   plain PyTorch that follows the formulas
+    fused       plain PyTorch with fewer steps
     triton      kernels for CUDA devices, under ``ops/triton``, imported when first needed
 
 ``auto`` takes Triton for CUDA tensors where Triton works, and else the fastest plain version. Any other choice is
@@ -40,7 +40,7 @@ def current_backend() -> str:
     return _choice
 
 
-class use_backend:  # noqa: N801 - reads as a function: called for its effect, or in a ``with`` statement
+class use_backend:  # noqa: N801 - used like a function: called for its effect, or in a ``with`` statement
     """Choose the implementations for the whole process; as a context manager, until the block ends.
 
     Raises:
@@ -76,10 +76,10 @@ def interpreted() -> bool:
 
 @functools.cache
 def why_not_triton() -> str | None:
-    """What keeps Triton's kernels from running in this process, or None if they run."""
+    """The reason why Triton's kernels do not run in this process, or None if they run."""
     try:
         import_module("triton")
-    except Exception as error:  # a broken installation is as good as none
+    except Exception as error:  # a broken installation is treated as a missing one
         return f"triton cannot be imported ({type(error).__name__}: {error})"
     if interpreted():
         return None
@@ -109,13 +109,13 @@ def dispatched(
     """The operation that runs the implementation chosen, with the reference's name and docstring.
 
     Args:
-        reference: always there; also what the twins themselves run for rare arguments.
-        fused: the fast twin in plain PyTorch, if there is one.
-        triton: the module of ``ops/triton`` that holds a function of the same name, if there is one.
-        by: the parameter whose tensor decides under "auto"; the first if not given.
+        reference: Implementation that always exists; the twins run it, too, for rare arguments.
+        fused: Fast twin in plain PyTorch, if there is one.
+        triton: Name of the module of ``ops/triton`` that holds a function of the same name, if there is one.
+        by: Name of the parameter whose tensor decides under "auto"; the first if not given.
 
     Returns:
-        a function whose ``implementations`` maps names of ``LEVELS`` to functions; those that take time to import
+        A function whose ``implementations`` maps names of ``LEVELS`` to functions; those that take time to import
         are loaded when called.
     """
     parameters = tuple(inspect.signature(reference).parameters)

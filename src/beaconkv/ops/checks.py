@@ -10,7 +10,7 @@ def require_finite(tensor: Tensor, name: str) -> None:
     """Raise ``ValueError`` if ``tensor`` holds NaN or infinity.
 
     On the CPU the error is immediate. On an accelerator the check is queued with the kernels and
-    surfaces as a device-side assertion, so that a decode step never waits for it.
+    raises a device-side assertion, so that a decode step never waits for it.
     """
     finite = torch.isfinite(tensor).all()
     message = f"{name} holds NaN or infinite values (shape {tuple(tensor.shape)}, dtype {tensor.dtype})"

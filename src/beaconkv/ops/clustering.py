@@ -12,7 +12,7 @@ from torch import Tensor
 from .sampling import unit_vectors
 
 TIE = 1e-5
-"""Cosines closer than this are the same."""
+"""Cosines closer than this count as equal."""
 
 
 def _exists(x: Tensor, count: Tensor) -> Tensor:
@@ -34,9 +34,9 @@ def farthest_points(queries: Tensor, count: Tensor, num_samples: int) -> Tensor:
     a_i = mean_j cos(q_i, q_j) is computed as u_i . mean_j u_j with the unit vectors u.
 
     Args:
-        queries: (R, H, N, D), any float dtype; computed in float32.
-        count: (R,) int64, queries that exist in each row, at least ``num_samples``.
-        num_samples: how many to pick.
+        queries: Queries (R, H, N, D), any float dtype; computed in float32.
+        count: Number of queries in each row (R,) int64, at least ``num_samples``.
+        num_samples: Number of queries to pick.
 
     Returns:
         (R, H, num_samples) int64, distinct, in the order of picking.
@@ -46,7 +46,7 @@ def farthest_points(queries: Tensor, count: Tensor, num_samples: int) -> Tensor:
     mean = unit.sum(dim=2, keepdim=True) / count.view(-1, 1, 1, 1)
     average = (unit @ mean.transpose(-1, -2)).squeeze(-1)  # (R, H, N)
     pick = average.masked_fill(~exists, torch.inf).argmin(dim=-1, keepdim=True)
-    nearest = torch.full_like(average, -torch.inf).masked_fill(~exists, torch.inf)  # +inf: not to be picked
+    nearest = torch.full_like(average, -torch.inf).masked_fill(~exists, torch.inf)  # +inf: never picked
     picks = []
     for _ in range(num_samples):
         picks.append(pick)
@@ -64,10 +64,10 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
     queries stays. After the last step queries are not given out again.
 
     Args:
-        queries: (R, H, N, D), any float dtype; computed in float32.
-        count: (R,) int64, queries that exist in each row, at least ``num_clusters``.
-        num_clusters: k.
-        iterations: steps, >= 1.
+        queries: Queries (R, H, N, D), any float dtype; computed in float32.
+        count: Number of queries in each row (R,) int64, at least ``num_clusters``.
+        num_clusters: Number of clusters k.
+        iterations: Number of steps, >= 1.
 
     Returns:
         Centroids (R, H, k, D) float32, the mean of each cluster's queries as they are, lengths included (the first
@@ -93,15 +93,15 @@ def spherical_kmeans(queries: Tensor, count: Tensor, num_clusters: int, iteratio
 
 
 def nearest_queries(queries: Tensor, count: Tensor, centres: Tensor) -> Tensor:
-    """For each centre in turn, the query of highest cosine that no earlier centre took.
+    """For each centre in turn, the query of highest cosine among those that no earlier centre was assigned.
 
-    The two queries of a cluster of two are equally near to its centre: rounding must not decide. So of all
-    that are within ``TIE`` of the highest cosine, the first is taken.
+    The two queries of a cluster of two are equally near to its centre: rounding must not decide. Of all
+    that are within ``TIE`` of the highest cosine, the first is therefore taken.
 
     Args:
-        queries: (R, H, N, D), any float dtype; computed in float32.
-        count: (R,) int64, queries that exist in each row, at least k.
-        centres: (R, H, k, D) unit vectors.
+        queries: Queries (R, H, N, D), any float dtype; computed in float32.
+        count: Number of queries in each row (R,) int64, at least k.
+        centres: Unit vectors (R, H, k, D).
 
     Returns:
         (R, H, k) int64, distinct.

@@ -13,11 +13,11 @@ from ..types import Rows
 
 
 def fill_holes_source(keep: Tensor, num_entries: int) -> Tensor:
-    """Where each slot gets its entry from when only the holes are filled.
+    """Source slot of each slot's entry when only the holes are filled.
 
     Args:
-        keep: (R, H_kv, K) int64 ascending slots to keep, K < num_entries.
-        num_entries: N, entries before the eviction.
+        keep: Slots to keep (R, H_kv, K) int64, ascending, K < num_entries.
+        num_entries: Number of entries before the eviction, N.
 
     Returns:
         (R, H_kv, K) int64: slot i holds afterwards what slot ``source[..., i]`` held. Kept slots
@@ -27,7 +27,7 @@ def fill_holes_source(keep: Tensor, num_entries: int) -> Tensor:
     kept = torch.zeros(*keep.shape[:-1], num_entries, dtype=torch.bool, device=keep.device)
     kept.scatter_(-1, keep, True)
     hole = ~kept[..., :new_length]
-    # The k-th hole takes the k-th survivor from above; those are the last entries of `keep`.
+    # The k-th hole is filled by the k-th survivor from above; those are the last entries of `keep`.
     num_above = hole.sum(dim=-1, keepdim=True)
     rank = hole.cumsum(dim=-1) - 1
     survivor = keep.gather(-1, (new_length - num_above + rank).clamp_(0, new_length - 1))
@@ -39,12 +39,12 @@ def hole_moves(source: Tensor, num_entries: int) -> tuple[Tensor, Tensor]:
     """The moves that fill the holes, as lists of one length for all heads.
 
     Args:
-        source: (R, H_kv, K) from :func:`fill_holes_source`.
-        num_entries: N, entries before the eviction.
+        source: Source slots (R, H_kv, K) from :func:`fill_holes_source`.
+        num_entries: Number of entries before the eviction, N.
 
     Returns:
         into, from: (R, H_kv, min(N - K, K)) int64 slots. Where a head has fewer holes, slots are copied onto
-        themselves: the price of a shape that does not depend on the data.
+        themselves, so that the shape does not depend on the data.
     """
     new_length = source.shape[-1]
     moves = min(num_entries - new_length, new_length)
@@ -75,8 +75,8 @@ def gather_entries(tensor: Tensor, source: Tensor) -> Tensor:
     """A copy in which slot i holds what slot ``source[..., i]`` held.
 
     Args:
-        tensor: (R, H_kv, N, ...).
-        source: (R, H_kv, K) int64.
+        tensor: Tensor (R, H_kv, N, ...).
+        source: Source slots (R, H_kv, K) int64.
 
     Returns:
         (R, H_kv, K, ...).

@@ -8,22 +8,22 @@ from torch import Tensor
 from .sampling import unit_vectors
 
 BLOCK = 128
-"""Keys compared with all others at a time: the whole (N, N) matrix of a large batch would not fit."""
+"""Number of keys compared with all others at a time: the whole (N, N) matrix of a large batch would not fit."""
 
 
 def key_redundancy(keys: Tensor, positions: Tensor, threshold: float = 0.5) -> Tensor:
     """Softmax over the entries of the mean cosine similarity of each key to the others.
 
     S[i, j] = cos(k_i, k_j), 0 for i = j. In each row i the most recent j with S[i, j] > threshold is
-    exempt, S[i, j] = 0: of keys that repeat each other the newest does not pay for it.
+    exempt, S[i, j] = 0: of keys that repeat each other the newest is not penalised.
     redundancy = softmax_j(1/N sum_i S[i, j]).
 
-    The published code sets S[i, 0] to 0 in rows without any key above the threshold; here nothing is.
+    The published code sets S[i, 0] to 0 in rows without any key above the threshold; this function does not.
 
     Args:
-        keys: (R, H_kv, N, D) as stored, any float dtype; computed in float32.
-        positions: (R, H_kv, N) integer, distinct within a head, >= 0.
-        threshold: cosine above which two keys count as alike.
+        keys: Keys (R, H_kv, N, D) as stored, any float dtype; computed in float32.
+        positions: Positions (R, H_kv, N) integer, distinct within a head, >= 0.
+        threshold: Cosine above which two keys count as equal.
 
     Returns:
         (R, H_kv, N) float32, sums to 1.

@@ -17,7 +17,7 @@ from ..types import Rope, RotaryFn
 
 
 def apply_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotation of the pairs (i, i + D_rot/2), as Llama, Qwen and Mistral lay them out.
+    """Rotation of the pairs (i, i + D_rot/2), the layout of Llama, Qwen and Mistral.
 
     Args:
         x: (R, heads, n, D); only the first D_rot dimensions are rotated.
@@ -31,7 +31,7 @@ def apply_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotation of the neighbouring pairs (2i, 2i + 1), as GPT-J, GLM and Cohere lay them out.
+    """Rotation of the neighbouring pairs (2i, 2i + 1), the layout of GPT-J, GLM and Cohere.
 
     Args:
         x: (R, heads, n, D); only the first D_rot dimensions are rotated.
@@ -45,12 +45,12 @@ def apply_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_half_once(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As :func:`apply_half` with each frequency once: cos, sin (R or 1, n, D_rot/2), as gpt-oss lays them out."""
+    """The same as :func:`apply_half` with each frequency once: cos, sin (R or 1, n, D_rot/2), the layout of gpt-oss."""
     return apply_half(x, torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1))
 
 
 def apply_interleaved_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As :func:`apply_interleaved` with the frequencies of cos and sin half after half, as GLM and Ernie have them.
+    """The same as :func:`apply_interleaved` with cos and sin half after half, the layout of GLM and Ernie.
 
     Only the first half of cos and sin (R or 1, n, D_rot) is read, as in those models.
     """
@@ -59,7 +59,7 @@ def apply_interleaved_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_half_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """As :func:`apply_half`, by the opposite angles, as NanoChat rotates."""
+    """The same as :func:`apply_half`, by the opposite angles, the rotation of NanoChat."""
     return apply_half(x, cos, -sin)
 
 
@@ -85,12 +85,12 @@ class RotaryLayout:
     """Which dimensions of a query form a pair, and how cos and sin list the frequencies.
 
     Attributes:
-        name: under which traces store it.
-        apply: the rotation.
-        expand: (..., F) one number for each frequency -> the form in which ``apply`` takes cos or sin.
-        neighbours: pairs are (2i, 2i + 1); else (i, i + D_rot/2).
-        listed_once: cos and sin are read at one place for both dimensions of a pair.
-        backwards: the rotation is by the opposite angles.
+        name: Name under which traces store it.
+        apply: Function that rotates.
+        expand: Function from one number for each frequency (..., F) to the form in which ``apply`` takes cos or sin.
+        neighbours: Whether pairs are (2i, 2i + 1) and not (i, i + D_rot/2).
+        listed_once: Whether cos and sin are read at one index for both dimensions of a pair.
+        backwards: Whether the rotation is by the opposite angles.
     """
 
     name: str
@@ -124,7 +124,7 @@ LAYOUTS: dict[str, RotaryLayout] = {
         RotaryLayout("interleaved_of_halves", apply_interleaved_halves, _twice, neighbours=True, listed_once=True),
     )
 }
-"""Every rotary layout that is known: hosts recognise theirs among these, kernels and traces take these."""
+"""Every supported rotary layout: hosts recognise theirs among these, kernels and traces support these."""
 
 
 def layout_of(apply: RotaryFn) -> RotaryLayout | None:
@@ -136,8 +136,8 @@ def same_before_rope(seen: Iterable[tuple[Tensor, Rope]], tolerance: float) -> b
     """Whether queries that differ in their rotation alone are equal once it is undone.
 
     Args:
-        seen: at least two queries (R, heads, 1, D) after RoPE, each with its rope.
-        tolerance: largest difference allowed, as a share of the largest component.
+        seen: Queries (R, heads, 1, D) after RoPE, each with its rope; at least two.
+        tolerance: Maximum difference allowed, as a share of the largest component.
     """
     first, *others = (unrotate(query, rope) for query, rope in seen)
     return all((first - other).abs().max() <= tolerance * first.abs().max() for other in others)
@@ -147,8 +147,8 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     """RoPE(x) at the positions of ``rope``, attention factor included.
 
     Args:
-        x: (R, heads, n, D), before RoPE.
-        rope: n positions (or one, for all n), rows R or 1.
+        x: Queries (R, heads, n, D), before RoPE.
+        rope: Rope of n positions (or one, for all n), rows R or 1.
 
     Returns:
         (R, heads, n, D) float32.
@@ -164,7 +164,7 @@ def unrotate(x: Tensor, rope: Rope) -> Tensor:
     exactly: rotating and un-rotating a vector of ones with the model's own function gives
     cos² + sin² in every rotary dimension and 1 in the others, whatever the layout.
 
-    Args, Returns: as :func:`rotate`.
+    Arguments and result are those of :func:`rotate`.
     """
     cos, sin = rope.cos.float(), rope.sin.float()
     ones = torch.ones(cos.shape[0], 1, cos.shape[1], x.shape[-1], device=x.device)
@@ -176,9 +176,9 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
     """Write :func:`unrotate` of ``x`` in place into ``[start, start + m)`` of a buffer's third dimension.
 
     Args:
-        target: (R, heads, capacity, D), any float dtype.
-        start: first slot that is written.
-        x: (R, heads, m, D), after RoPE.
-        rope: m positions (or one, for all m), rows R or 1.
+        target: Buffer (R, heads, capacity, D), any float dtype.
+        start: Index of the first slot that is written.
+        x: Queries (R, heads, m, D), after RoPE.
+        rope: Rope of m positions (or one, for all m), rows R or 1.
     """
     target[:, :, start : start + x.shape[2]] = unrotate(x, rope)

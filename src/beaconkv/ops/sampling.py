@@ -36,8 +36,8 @@ def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
     S_j = max over picks p of cos(q_j, q_p). Ties go to the lowest index.
 
     Args:
-        queries: (..., N, D), before RoPE, any float dtype; computed in float32.
-        num_samples: how many to pick, >= 0.
+        queries: Queries (..., N, D), before RoPE, any float dtype; computed in float32.
+        num_samples: Number of queries to pick, >= 0.
 
     Returns:
         (..., min(num_samples, N)) int64, distinct, in the order of picking.

@@ -1,4 +1,4 @@
-"""How much observation queries attend to each entry (BeaconKV, section 4.3). Reference version."""
+"""Attention of observation queries to each entry (BeaconKV, section 4.3). Reference version."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def attention_weights(
             scale, an inverse temperature of the softmax; None: 1.
 
     Returns:
-        (R, H_kv, G, n, N) float32 with G = H / H_kv. A query that sees nothing has weight 0 everywhere.
+        (R, H_kv, G, n, N) float32 with G = H / H_kv. A query without any visible entry has weight 0 everywhere.
 
     Raises:
         ValueError: H is not a multiple of H_kv.
@@ -60,7 +60,7 @@ def group_attention_weights(
 ) -> Tensor:
     """W[h, q, j] of a whole GQA group: softmax over j of the largest logit among its heads (R-KV).
 
-    Arguments and errors are those of :func:`attention_weights`. Learned sinks count by their maximum, too.
+    Arguments and errors are those of :func:`attention_weights`. Of learned sinks the maximum is taken, too.
 
     Returns:
         (R, H_kv, n, N) float32.

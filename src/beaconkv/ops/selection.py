@@ -12,14 +12,14 @@ def select_entries(scores: Tensor, positions: Tensor, budget: int, *, prefix: in
     """Slots of the entries to keep: the first ``prefix``, the last ``protect``, then the best scores.
 
     "First" and "last" are by logical position, since slots need not be in order. Protected entries
-    are taken by index and never compete: a tie cannot evict them. Ties among the others go to the
+    are taken by index, not by score: a tie cannot evict them. Ties among the others go to the
     older entry.
 
     Args:
-        scores: (R, H_kv, N), higher is better.
-        positions: (R, H_kv, N) integer, distinct within a head.
-        budget: entries to keep, prefix + protect <= budget < N.
-        prefix, protect: entries never evicted at either end.
+        scores: Scores (R, H_kv, N); entries of higher score stay.
+        positions: Positions (R, H_kv, N) integer, distinct within a head.
+        budget: Number of entries to keep, prefix + protect <= budget < N.
+        prefix, protect: Number of entries never evicted at either end.
 
     Returns:
         (R, H_kv, budget) int64, ascending slots, distinct.

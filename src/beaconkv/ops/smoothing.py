@@ -10,18 +10,18 @@ POSITION_POOLS = ("none", "avg", "max")
 
 
 def pool_positions(scores: Tensor, positions: Tensor, kernel: int, how: str) -> Tensor:
-    """Each score becomes the average or maximum of the ``kernel`` entries around it, in order of time.
+    """Replace each score by the average or maximum of the ``kernel`` entries around it, in order of time.
 
-    Neighbours are entries that are held next to each other, whatever was evicted between them, and
+    Neighbours are entries that follow each other among those held, whatever was evicted between them, and
     wherever their slots are. At either end only entries that exist are pooled: an average is over
     fewer of them. (Published codes divide by the whole kernel there, after leaving out the protected
     entries; here those are neighbours like others.)
 
     Args:
-        scores: (R, H_kv, N) float.
-        positions: (R, H_kv, N) integer, distinct within a head.
-        kernel: odd number of entries.
-        how: "none", "avg" or "max".
+        scores: Scores (R, H_kv, N) float.
+        positions: Positions (R, H_kv, N) integer, distinct within a head.
+        kernel: Number of entries, odd.
+        how: Pooling: "none", "avg" or "max".
 
     Returns:
         (R, H_kv, N), in the order of ``scores``.

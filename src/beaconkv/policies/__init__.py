@@ -1,4 +1,4 @@
-"""Eviction methods, one file each. A file placed here registers its policies by itself."""
+"""Eviction methods, one file each. A file in this folder registers its policies by itself."""
 
 from importlib import import_module
 from pkgutil import iter_modules

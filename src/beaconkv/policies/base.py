@@ -1,4 +1,4 @@
-"""What every eviction method is: frozen settings with one ``score`` method, and the state of one layer."""
+"""Base classes of every eviction method: frozen settings with one ``score`` method, and the state of one layer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..types import CacheView, Rope, Rows, persistent_copy, persistent_zeros
 from .preset import Preset
 
 REGISTRY: dict[str, type[EvictionPolicy]] = {}
-"""Every class with a name, which enters itself here; ``registry.py`` reads it."""
+"""Every class with a name; the class statement adds it, and ``registry.py`` reads it."""
 
 
 class LayerState:
-    """What a policy has seen in one layer of one cache; it lives and dies with that cache.
+    """What a policy has observed in one layer of one cache; it exists as long as that cache.
 
-    This base remembers nothing. Wherever ``rows`` is passed, these rows share one ``row_key``.
+    This base class remembers nothing. Wherever ``rows`` is passed, these rows share one ``row_key``.
     """
 
     def row_key(self, row: int) -> Hashable:
@@ -29,21 +29,21 @@ class LayerState:
         return None
 
     def observe(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows, view: CacheView | None) -> None:
-        """See the queries of new tokens, each exactly once, after their attention was computed.
+        """Observe the queries of new tokens, each exactly once, after their attention was computed.
 
         A decode step passes all rows at once, whatever their keys (unless the policy sets
         ``observes_entries`` without ``observes_free_slots``).
 
         Args:
-            queries: (R, H, m, D) after RoPE, oldest first. Not to be kept: copy what must stay.
-            rope: the model's rope of these m tokens.
-            until_full: per row, entries that may still come before its eviction; 0 or less: it follows now.
-            rows: whose queries these are.
-            view: the entries including the new ones, if the policy sets ``observes_entries``.
+            queries: Queries (R, H, m, D) after RoPE, oldest first. They are valid during the call: copy what must stay.
+            rope: Rope of the model for these m tokens.
+            until_full: Number of entries, per row, that may still come before its eviction; 0 or less: it follows now.
+            rows: Rows of the batch that the queries belong to.
+            view: Entries including the new ones, if the policy sets ``observes_entries``.
         """
 
     def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
-        """As :meth:`observe` of several decode steps, one after the other, by a policy that needs no entries.
+        """Observe several decode steps, the same as :meth:`observe` of each in turn, for policies that need no entries.
 
         Args:
             queries: (R, H, m, D) after RoPE, oldest first.
@@ -62,8 +62,8 @@ class LayerState:
         """Row i becomes what row ``index[i]`` was (beam search, expanded or reduced batches).
 
         Args:
-            index: (B_new,) int64 on the state's device.
-            numbers: the same on the host; where all rows share one ``row_key``, any may stand for another.
+            index: Row numbers (B_new,) int64 on the state's device.
+            numbers: Row numbers on the host; where all rows share one ``row_key``, they are interchangeable.
         """
 
     @classmethod
@@ -93,7 +93,7 @@ class LayerState:
 
 
 class _NamedMeta(ABCMeta):
-    """Takes ``name`` of a class statement past ``ABCMeta``, which in Python 3.10 has a parameter called so."""
+    """Passes ``name`` of a class statement around ``ABCMeta``, which has a parameter of that name in Python 3.10."""
 
     def __new__(mcls, class_name, bases, namespace, /, *, name: str = "", **kwargs):
         if name:
@@ -103,7 +103,7 @@ class _NamedMeta(ABCMeta):
 
 @dataclass(frozen=True)
 class EvictionPolicy(metaclass=_NamedMeta):
-    """An eviction method. Subclass it with a name and it is registered everywhere:
+    """An eviction method. A subclass with a name is registered everywhere:
 
     >>> @dataclass(frozen=True)
     ... class Newest(EvictionPolicy, name="newest"):
@@ -111,19 +111,19 @@ class EvictionPolicy(metaclass=_NamedMeta):
     ...     def score(self, view, state):
     ...         return view.positions.float()
 
-    A subclass sees a :class:`~beaconkv.types.CacheView` and its own state, never a model or a config.
+    A subclass receives a :class:`~beaconkv.types.CacheView` and its own state, never a model or a config.
     """
 
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
-    """Paper and section the method comes from."""
+    """Paper and section that define the method."""
     evicts: ClassVar[bool] = True
     """False: the cache grows and no budget applies."""
     observes_entries: ClassVar[bool] = False
-    """True: ``LayerState.observe`` gets the entries at every step, not the queries alone."""
+    """True: ``LayerState.observe`` receives the entries at every step, not the queries alone."""
     observes_free_slots: ClassVar[bool] = False
-    """True, with ``observes_entries``: a decode step shows all rows at once, whatever their keys. Slots that a
-    shorter row has not filled are at position ``FREE``, and hold anything."""
+    """True, with ``observes_entries``: a decode step passes all rows at once, whatever their keys. Slots that a
+    shorter row has not filled are at position ``FREE``, and their contents are undefined."""
     per_head: ClassVar[bool] = False
     """True: state and score look at each KV head and its group by itself, or mind ``view.layers``. Decode steps
     then show the stacked heads of several layers, which is faster. A subclass with methods of its own does
@@ -154,10 +154,10 @@ class EvictionPolicy(metaclass=_NamedMeta):
 
     @abstractmethod
     def score(self, view: CacheView, state: LayerState) -> Tensor:
-        """How much each entry deserves to stay: (R, H_kv, N) float, finite, higher is better.
+        """Score of each entry: (R, H_kv, N) float, finite; entries of higher score stay.
 
-        Called when the cache is full, after ``observe`` of the newest token. Must not read anything
-        beyond ``view``, and must treat each row as if it were alone.
+        It is called when the cache is full, after ``observe`` of the newest token. It must not read anything beyond
+        ``view``, and the score of a row must not depend on the other rows.
         """
 
 

@@ -35,5 +35,5 @@ def catalogue() -> dict[str, Any]:
 
 
 def write(path: Path = PATH) -> None:
-    """Make the file anew."""
+    """Write the file."""
     path.write_text(json.dumps(catalogue(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

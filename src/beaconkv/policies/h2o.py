@@ -1,4 +1,4 @@
-"""H2O: the heavy hitters, by all the attention they ever received."""
+"""H2O: the heavy hitters, by the sum of all attention they have received."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .preset import Preset
 
 PAPER = "Zhang et al., H2O, arXiv 2306.14048"
 BLOCK = 128
-"""Queries of a prompt whose weights exist at a time."""
+"""Number of queries of a prompt whose weights exist at the same time."""
 
 
 class ReceivedAttention(LayerState):
@@ -60,7 +60,7 @@ class ReceivedAttention(LayerState):
         free = self.sums.shape[2] - kept.shape[2]
         rows.put(self.sums, 2, 0, kept)
         rows.put(self.sums, 2, kept.shape[2], kept.new_zeros(*kept.shape[:2], free))
-        if self.sums.shape[2] > self._full_at:  # a longer prompt has gone
+        if self.sums.shape[2] > self._full_at:  # a longer prompt has been evicted
             self._reserve(self.sums, self._full_at)
 
     def select_rows(self, index: Tensor, numbers: list[int]) -> None:
@@ -71,7 +71,7 @@ class ReceivedAttention(LayerState):
     @classmethod
     def stack(cls, states: Sequence[ReceivedAttention]) -> ReceivedAttention | None:
         if cls is not ReceivedAttention:
-            return None  # what a subclass adds is not known here
+            return None  # a subclass may hold more than this class can stack
         first = states[0]
         if first.sums is not None:
             first.sums = concat_heads([state.sums for state in states])

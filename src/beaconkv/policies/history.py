@@ -1,7 +1,7 @@
-"""Memory of past queries of one layer: all of them, or those that a fixed rule picks by their number alone.
+"""Memory of past queries of one layer: all of them, or those that a fixed rule picks from their numbers alone.
 
 History is what came before the last n_recent queries, as in the continual buffer of BeaconKV: a query that
-still scores as a recent one is no part of it. It is kept before RoPE.
+still scores as a recent one does not belong to it. It is kept before RoPE.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from .query_buffer import QueryBuffer
 from .retention import EverySlot
 
 GROWTH = 256
-"""Slots by which a history without a limit grows: how many there are depends on the tokens seen alone."""
+"""Number of slots by which a history without a limit grows, so that its size depends on the tokens seen alone."""
 
 
 class History(LayerState):
     """Recent queries, and the history before them.
 
     Args:
-        batch: rows B.
-        n_recent: recent queries per query head.
-        n_beacon: representatives per query head.
-        rule: which queries stay, and in which slot.
-        represent: (history (R, H, N, D), count (R,), m) -> (R, H, m, D) representatives; None: the history itself.
+        batch: Number of rows B.
+        n_recent: Number of recent queries per query head.
+        n_beacon: Number of representatives per query head.
+        rule: Rule for which queries stay, and in which slot.
+        represent: Function (history (R, H, N, D), count (R,), m) -> (R, H, m, D) representatives; None: the history
+            itself.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class History(LayerState):
         self.window.observe(queries, rope, until_full, rows, view)
 
     def _remember_oldest(self, rows: Rows) -> None:
-        """A step is coming: where the recent queries are complete, the oldest of them leaves."""
+        """Prepare for one step: where the recent queries are complete, the oldest of them leaves."""
         targets = []
         for row, recent in enumerate(self.window.num_recent):
             if recent == self.n_recent:
@@ -153,10 +154,10 @@ class History(LayerState):
     @classmethod
     def stack(cls, states: Sequence[History]) -> History | None:
         if cls is not History:
-            return None  # what a subclass adds is not known here
+            return None  # a subclass may hold more than this class can stack
         first = states[0]
         if first.rule.limit is None:
-            return None  # the whole history of all layers at once would be looked through: too much at a time
+            return None  # the whole history of all layers would be read at once, which needs too much memory
         first.window = QueryBuffer.stack([state.window for state in states])
         if first.past is not None:
             first.past = concat_heads([state.past for state in states])
@@ -214,10 +215,10 @@ class WholeHistoryPolicy(HistoryPolicy):
 
     @abstractmethod
     def represent(self, history: Tensor, count: Tensor, num: int) -> Tensor:
-        """(R, H, num, D) queries before RoPE that stand for a history.
+        """(R, H, num, D) queries before RoPE that represent a history.
 
         Args:
-            history: (R, H, N, D), oldest first; slots at and after ``count`` are not to be read.
-            count: (R,) int64, at least ``num`` in each row.
-            num: how many.
+            history: Queries (R, H, N, D), oldest first; slots at and after ``count`` must not be read.
+            count: Number of queries of each row (R,) int64, at least ``num``.
+            num: Number of representatives.
         """

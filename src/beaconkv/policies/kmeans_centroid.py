@@ -16,8 +16,8 @@ from .history import WholeHistoryPolicy
 class KMeansCentroid(WholeHistoryPolicy, name="kmeans_centroid"):
     """The 16 k-means centroids of all past queries, rotated to now, and the last 16; scored as BeaconKV.
 
-    The sources name no distance. Clusters are by cosine here (spherical k-means), as farthest point
-    sampling is, and start from its picks; a centroid is the mean of its queries with their lengths.
+    They are scored as in BeaconKV. The sources name no distance. Clusters are by cosine here (spherical k-means), as
+    farthest point sampling is, and start from its picks; a centroid is the mean of its queries with their lengths.
 
     Attributes:
         iterations: number of steps of Lloyd's algorithm, without early stopping.

@@ -14,7 +14,7 @@ from .kmeans_centroid import KMeansCentroid
 class KMeansNearest(KMeansCentroid, name="kmeans_nearest"):
     """The past query nearest to each of 16 k-means centres, rotated to now, and the last 16; scored as BeaconKV.
 
-    Nearest by cosine; no query is taken twice.
+    They are scored as in BeaconKV. Nearest is by cosine; no query is taken twice.
     """
 
     def represent(self, history: Tensor, count: Tensor, num: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Methods that score entries by what a set of observation queries attends to: one path for all of them."""
+"""The common base of methods that score entries by the attention of a set of observation queries."""
 
 from __future__ import annotations
 

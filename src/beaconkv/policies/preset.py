@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """One published form of a method: settings of the policy, and what it asks of the schedule.
+    """One published form of a method: settings of the policy, and of the schedule.
 
     None leaves a value to the policy's class (prefix, protect) or to the schedule (all others).
 
@@ -35,6 +35,6 @@ class Preset:
     note: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """What is set, as a plain dict: the policy's settings, then those of the schedule, source and note."""
+        """The preset as a plain dict: the policy's settings, then those of the schedule, source and note."""
         rest = {k: v for k, v in vars(self).items() if k != "settings" and v not in (None, "")}
         return {"settings": dict(self.settings), **rest}

@@ -34,10 +34,10 @@ class QueryBuffer(LayerState):
     """Beacon and recent queries of one layer. Tensors are allocated at the first query.
 
     Args:
-        batch: rows B.
-        n_recent: recent queries per query head, >= 1.
-        n_beacon: beacon queries per query head, >= 0.
-        sample_chunk: prompt tokens per reduction during prefill; the similarity matrix of a whole
+        batch: Number of rows B.
+        n_recent: Number of recent queries per query head, >= 1.
+        n_beacon: Number of beacon queries per query head, >= 0.
+        sample_chunk: Number of prompt tokens per reduction during prefill; the similarity matrix of a whole
             long prompt is never built.
     """
 
@@ -66,12 +66,12 @@ class QueryBuffer(LayerState):
 
     def observe_steps(self, queries: Tensor, rope: Rope, until_full: list[int], rows: Rows) -> None:
         if type(self).observe is not QueryBuffer.observe:
-            super().observe_steps(queries, rope, until_full, rows)  # a subclass does something else at each
+            super().observe_steps(queries, rope, until_full, rows)  # a subclass may do something else at each step
             return
         if self.recent is None:
             self._allocate(queries, rope)
         start, steps = 0, len(until_full)
-        while start < steps:  # as many steps at once as come before the history is touched
+        while start < steps:  # as many steps at once as come before the history changes
             fresh, history, count = self.num_fresh[0], self.num_history[0], 1
             while (
                 start + count < steps
@@ -105,7 +105,7 @@ class QueryBuffer(LayerState):
         self.rope = Rope(cos, sin, rope.apply)
 
     def _append_step(self, queries: Tensor, rope: Rope) -> None:
-        """One token in every row: write one slot of the ring."""
+        """Write one token of every row into one slot of the ring."""
         self.recent[:, :, self.next] = queries[:, :, 0]
         self.rope.cos[:, self.next] = rope.cos[:, 0]
         self.rope.sin[:, self.next] = rope.sin[:, 0]
@@ -114,9 +114,9 @@ class QueryBuffer(LayerState):
         self.num_fresh = [n + 1 for n in self.num_fresh]
 
     def _append_chunk(self, queries: Tensor, rope: Rope, until_full: int, rows: Rows) -> None:
-        """Several tokens at once, or one token in some rows; all rows alike.
+        """Write several tokens at once, or one token of some rows; all rows are in equal states.
 
-        The last tokens before the cache is full stay fresh, the others join the history now.
+        The last tokens before the cache is full stay fresh, the others are appended to the history now.
         """
         self._align()
         num_new, fresh = queries.shape[2], self.num_fresh[rows.numbers[0]]
@@ -125,7 +125,7 @@ class QueryBuffer(LayerState):
         if self.n_beacon:
             spill = fresh if leave else max(0, fresh + stay - self.n_recent)
             if spill:
-                # Past the boundary nothing else will reduce before the eviction.
+                # After this boundary no other reduction comes before the eviction.
                 self._join(self.before_rope(fresh, fresh - spill, rows), rows, reduce=leave == 0)
             for start in range(0, leave, self.sample_chunk):
                 stop = min(start + self.sample_chunk, leave)
@@ -146,7 +146,7 @@ class QueryBuffer(LayerState):
             self.num_fresh[row] = fresh
 
     def _reduce_if_due(self, until_full: list[int], rows: Rows) -> None:
-        """Join fresh queries to the history where the cycle asks for it, and reduce."""
+        """Append fresh queries to the history where the cycle requires it, and reduce."""
         due: list = [None] * len(self.num_fresh)
         for row, left in zip(rows.numbers, until_full, strict=True):
             fresh, history = self.num_fresh[row], self.num_history[row]
@@ -158,7 +158,7 @@ class QueryBuffer(LayerState):
                     self._join_fresh(group, reduce=key[2])
 
     def _due(self, fresh: int, history: int, left: int) -> bool | None:
-        """Whether fresh queries join the history now, reduced or not; None: they stay fresh."""
+        """Whether fresh queries, appended to the history now, are reduced with it; None: they stay fresh."""
         if not self.n_beacon:
             return None
         if left == self.n_recent and fresh:
@@ -187,13 +187,13 @@ class QueryBuffer(LayerState):
             self.num_fresh[row] = 0
 
     def _join(self, before_rope: Tensor, rows: Rows, reduce: bool = False) -> None:
-        """Append queries (R, H, m, D) to the history; reduce it to n_beacon if full or asked to."""
+        """Append queries (R, H, m, D) to the history; reduce it to n_beacon if it is full or ``reduce`` is set."""
         size = self.num_history[rows.numbers[0]]
         joined = torch.cat([rows.take(self.history)[:, :, :size], before_rope.to(self.history)], dim=2)
         self._keep(joined, rows, reduce, is_stored=False)
 
     def _keep(self, joined: Tensor, rows: Rows, reduce: bool, is_stored: bool) -> None:
-        """Make these queries (R, H, m, D), or what is left of them, the history; it may hold them already."""
+        """Set the history to these queries (R, H, m, D), or to what is left of them; it may hold them already."""
         size = joined.shape[2]
         if size >= self.n_beacon + self.n_recent or (reduce and size > self.n_beacon):
             picks = ops.farthest_point_sampling(joined, self.n_beacon)
@@ -250,7 +250,7 @@ class QueryBuffer(LayerState):
     @classmethod
     def stack(cls, states: Sequence[QueryBuffer]) -> QueryBuffer | None:
         if cls is not QueryBuffer:
-            return None  # what a subclass adds is not known here
+            return None  # a subclass may hold more than this class can stack
         first = states[0]
         if first.recent is not None:
             first.recent = concat_heads([state.recent for state in states])

@@ -14,7 +14,7 @@ from .retention import Reservoir
 class RandomHistory(HistoryPolicy, name="random_history"):
     """16 past queries, uniformly at random, rotated to now, and the last 16; scored as BeaconKV.
 
-    Reservoir sampling; which steps are remembered depends on the seed and on the length of the text alone.
+    Reservoir sampling is uniform; which steps are remembered depends on the seed and on the length of the text alone.
 
     Attributes:
         seed: random seed of the draws.

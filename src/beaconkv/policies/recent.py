@@ -1,4 +1,4 @@
-"""Recent queries only: what is left of BeaconKV without its beacons."""
+"""Recent queries only: BeaconKV without its beacons."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def policies() -> dict[str, type[EvictionPolicy]]:
 
 
 def policy_class(name: str) -> type[EvictionPolicy]:
-    """The policy registered by this name.
+    """The policy registered under this name.
 
     Raises:
         ValueError: an unknown name; the message lists the choices.

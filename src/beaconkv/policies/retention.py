@@ -1,4 +1,4 @@
-"""Which past queries stay, decided by their number alone: no row of a batch can disturb another."""
+"""Which past queries stay, decided by their number alone, so that no row of a batch affects another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class EverySlot:
     """All queries stay, in order."""
 
     limit: int | None = None
-    """Slots that are ever used; None: as many as there are queries."""
+    """Maximum number of slots in use; None: as many as there are queries."""
 
     def slot(self, number: int) -> int | None:
-        """Where the query goes that leaves the recent ones as the ``number``-th; None: it is forgotten."""
+        """Slot of the ``number``-th query that leaves the recent ones; None: it is forgotten."""
         return number
 
     def filled(self, count: int) -> int:
@@ -37,7 +37,7 @@ class Reservoir(FirstSlots):
     """``limit`` queries, uniformly at random among all that came (reservoir sampling).
 
     The draws depend on the seed and the query's number alone, so every row, head and layer of a batch
-    remembers the same steps as it would alone.
+    remembers the same steps as in a batch of one row.
     """
 
     def __init__(self, limit: int, seed: int) -> None:

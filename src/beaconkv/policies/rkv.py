@@ -24,8 +24,9 @@ class RKV(ObservationPolicy, name="rkv"):
     stored, after RoPE, as in the published code.
 
     Attributes:
-        group_pool: "logits": the maximum before the softmax, as published; or "max" or "mean" after it.
-        threshold: cosine above which two keys count as alike.
+        group_pool: Pooling over a GQA group. "logits": the maximum before the softmax, as published; or "max" or "mean"
+            after it.
+        threshold: Cosine above which two keys count as equal.
     """
 
     source = PAPER

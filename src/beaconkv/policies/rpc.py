@@ -41,7 +41,7 @@ class RPC(ObservationPolicy, name="rpc"):
     """Attention of the last 32 queries, averaged over queries and heads, and along the text.
 
     Published with a prompt that is never evicted and a cache that grows; the plain name is the method
-    within a fixed budget. The code sums over queries where this averages: the order is the same.
+    within a fixed budget. The published code sums over queries where this averages: the order is the same.
     """
 
     source = PAPER

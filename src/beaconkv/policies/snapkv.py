@@ -14,7 +14,7 @@ PAPER = "Li et al., SnapKV, arXiv 2404.14469"
 class SnapKV(ObservationPolicy, name="snapkv"):
     """Attention of the last 32 queries, averaged over queries and the group, and smoothed along the text.
 
-    Published for the end of a prompt; here the same score is used at every eviction, as in the BeaconKV
+    It was published for the end of a prompt; here the same score is used at every eviction, as in the BeaconKV
     paper. The published code scores each query head and repeats keys for it; here a GQA group
     shares one average, since entries are kept once per KV head.
     """

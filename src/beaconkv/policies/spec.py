@@ -15,14 +15,14 @@ from .registry import build_policy, policy_class, preset_of
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy and the schedule it recommends.
+    """A policy and its recommended schedule.
 
     Attributes:
-        spec: the text it was parsed from, or the name of a policy given as an object.
-        policy: ready to use.
-        prefix, protect: entries never evicted at either end; see :class:`Preset`.
-        every: steps between two evictions, or None: what the schedule does by default.
-        fixed: the parts of the schedule that the method fixes itself: budget, budget_min, growth, scope.
+        spec: Text it was parsed from, or the name of a policy given as an object.
+        policy: Policy, ready to use.
+        prefix, protect: Number of entries never evicted at either end; see :class:`Preset`.
+        every: Number of steps between two evictions, or None: the default of the schedule.
+        fixed: Values of the schedule that the method fixes itself: budget, budget_min, growth, scope.
     """
 
     spec: str
@@ -41,13 +41,13 @@ class PolicySpec:
         """The schedule that is recommended, unless chosen otherwise.
 
         Args:
-            budget: B_max; may be None where the spec brings its own.
-            chosen: further arguments of :class:`beaconkv.EvictionSchedule`, which win over the recommendation; None
+            budget: Maximum number of entries (B_max); may be None where the spec fixes it.
+            chosen: Further arguments of :class:`beaconkv.EvictionSchedule`, which override the recommendation; None
                 stands for no choice.
 
         Raises:
-            ValueError: another budget than the one the spec brings; a published interval between evictions that is not
-                possible at this budget; and what the schedule refuses.
+            ValueError: another budget than the one the spec fixes; a published interval between evictions that is not
+                possible at this budget; and invalid values of the schedule.
         """
         if self.budget is not None:
             if budget not in (None, self.budget):
@@ -74,12 +74,12 @@ class PolicySpec:
 def parse_policy(spec: str | EvictionPolicy, **settings: Any) -> PolicySpec:
     """Read ``name[:preset][:setting=value]...``, for example ``rkv``, ``rkv:code``, ``beaconkv:n_recent=4``.
 
-    Values are JSON where they can be read as such, else text. A plain name is the method at the schedule
+    Values are JSON where they can be parsed as such, else text. A plain name is the method at the schedule
     all methods are compared at: prefix and protect of its class, budget_min 7/8 of the budget.
 
     Args:
-        spec: as above; or a policy, which is taken as it is, with the recommendations of its class.
-        settings: win over those in the spec.
+        spec: Text as above; or a policy, which is used as it is, with the recommendations of its class.
+        settings: Settings of the policy, which override those in the spec.
 
     Raises:
         ValueError: an unknown name, preset or setting (the message lists the choices), a setting out of
@@ -120,9 +120,9 @@ def parse_settings(texts: Iterable[str], owner: str, form: str) -> dict[str, Any
     """``["n_recent=4", "query_pool=mean"]`` as ``{"n_recent": 4, "query_pool": "mean"}``.
 
     Args:
-        texts: each ``setting=value``; see :func:`parse_value`.
-        owner: what the settings belong to, for the message of an error.
-        form: how they are written there.
+        texts: Settings, each as ``setting=value``; see :func:`parse_value`.
+        owner: Name of what the settings belong to, for the message of an error.
+        form: Notation of the settings there, for the same message.
 
     Raises:
         ValueError: a text without a name or without "=".

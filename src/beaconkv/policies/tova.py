@@ -1,4 +1,4 @@
-"""TOVA: what the newest query does not look at goes."""
+"""TOVA: entries with the least attention of the newest query are evicted."""
 
 from __future__ import annotations
 

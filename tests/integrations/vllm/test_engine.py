@@ -141,7 +141,7 @@ def test_a_layout_that_is_misread_does_not_pass(tmp_path, policy):
 def test_a_layout_that_is_misread_is_refused_at_the_start(tmp_path):
     refusal = run_engine(tmp_path, dict(budget=96), [], fails=True, reader="side_by_side", tried=True)
     assert "layers.0.self_attn.attn: the cache of vLLM's CPU_ATTN has blocks of " in refusal
-    assert "that its kernels lay out in a way that is not known" in refusal
+    assert "that its kernels lay out in a way that is not supported" in refusal
 
 
 def test_settings_of_the_environment(tmp_path):

@@ -17,7 +17,7 @@ MUTANTS = [
         "(first * cos1).add_(second * sin1).div_(norm1)",
         "(first * cos1).add_(second * sin1)",
     ),
-    rope("what does not turn is not written", "into[..., turned:] = own[..., turned:]", "pass"),
+    rope("what does not turn is not written", "into[..., rotated:] = own[..., rotated:]", "pass"),
     rope("backwards is taken for forwards", "layout is None or layout.backwards or", "layout is None or"),
     sampling("a zero vector has cosine 1 to itself", ".copy_(largest.squeeze(-1) > 0)", ".fill_(1.0)"),
     sampling("picked again", "cos.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)", "pass"),
@@ -58,7 +58,7 @@ MUTANTS = [
     triton_rope(
         "the norm of a pair that turns alike", "norm = ones * c + sign * ones_paired * s", "norm = c * c + s * s"
     ),
-    triton_rope("all dimensions turn", "turns = inside & (d < rotary)", "turns = inside"),
+    triton_rope("all dimensions turn", "is_rotary = inside & (d < rotary)", "is_rotary = inside"),
     triton_rope(
         "every row takes its own cos, also where there is one",
         "return row if cos.shape[0] > 1 else 0, step",

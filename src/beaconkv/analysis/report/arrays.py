@@ -1,4 +1,4 @@
-"""Arrays on their way into the page: checked, and written as base64."""
+"""Arrays of the page: checked, and written as base64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 DTYPES = {"f4": np.dtype("<f4"), "i4": np.dtype("<i4"), "u1": np.dtype("u1")}
-"""Names that the page's code knows (``data.js``) -> little-endian types."""
+"""Names that the page's code supports (``data.js``) -> little-endian types."""
 
 
 def encode(array: np.ndarray) -> dict[str, Any]:
@@ -88,6 +88,6 @@ def strings(source: Mapping[str, Any], name: str) -> list[str]:
 
 
 def require(holds: bool, path: str, message: str) -> None:
-    """ValueError unless it holds."""
+    """Raise ``ValueError`` unless the condition holds."""
     if not holds:
         raise ValueError(f"{path} {message}")

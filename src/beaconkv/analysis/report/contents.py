@@ -65,7 +65,7 @@ def _head(head: Mapping[str, Any], path: str, page: Mapping[str, Any]) -> dict[s
 
 
 def _queries(data: Mapping[str, Any], heads: int, length: int) -> dict[str, np.ndarray]:
-    """What each query of the heads shown looks at: (n, T) and (n, T, K)."""
+    """The entries that each query of the heads shown attends to: (n, T) and (n, T, K)."""
     each = {"heads": heads, "tokens": length}
     targets = array(data, "targets", "i4", {**each, "targets": None})
     reach = np.arange(length)[:, None]

@@ -1,4 +1,4 @@
-"""What the page shows: numbers of a trace, of its diagnosis and of replays, as :func:`render_page` takes them."""
+"""The numbers of a page, from a trace, its diagnosis and its replays, in the form that :func:`render_page` takes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..losses import Outcome
 from ..trace import Trace
 
 PAGE_BYTES = 6_000_000
-"""Bytes of attention targets in a page, at most; more heads than fit are left out."""
+"""Maximum number of bytes of attention targets in a page; more heads than fit are left out."""
 
 
 def page_data(
     trace: Trace, diagnosis: Diagnosis, outcomes: Sequence[Outcome], heads: int | None = None
 ) -> dict[str, Any]:
-    """Everything the page needs.
+    """All data of the page.
 
     Args:
         diagnosis: diagnosis of all layers that the outcomes have.
@@ -77,7 +77,7 @@ def choose_heads(frequency: Tensor, most: int) -> list[tuple[int, int]]:
     """(number of the layer, head) of the heads with most global queries, one of each layer first; in order.
 
     Args:
-        frequency: (L, H).
+        frequency: Share of global queries (L, H).
     """
     layers, heads = frequency.shape
     best = frequency.argmax(dim=1).tolist()

@@ -31,26 +31,26 @@ SCRIPTS = (
     "curves.js",
     "page.js",
 )
-"""In the order in which they are joined: one scope, in which the last file starts everything."""
+"""Scripts in the order in which they are joined to one scope; the last one starts the page."""
 
 
 def render_page(data: Mapping[str, Any]) -> str:
-    """One HTML file to explore a recorded run.
+    """One HTML file to explore a trace.
 
-    L layers, H query heads and H_kv KV heads a layer, T tokens, n heads that can be explored, K targets of a query.
+    L layers, H query heads and H_kv KV heads per layer, T tokens, n heads that can be explored, K targets of a query.
 
     Args:
-        data: what is shown.
+        data: Fields of the page:
 
             - ``title``, ``subtitle``: text; ``facts``: list of sentences for the top.
-            - ``tokens``: T pieces of text; the first ``prompt_length`` are the prompt.
+            - ``tokens``: T texts; the first ``prompt_length`` are the prompt.
             - ``local_distance``, ``top_keys``: a query is global if the mean distance to its ``top_keys`` keys
               exceeds ``local_distance``.
             - ``num_layers``, ``num_heads``, ``num_kv_heads``: of the model; ``layers``: the L that were recorded.
             - ``frequency`` (L, H): share of global queries, NaN where unknown.
             - ``heads``: n of ``{layer, head, kv_head, share}``; ``layer`` is one of ``layers``.
             - ``is_global``, ``distance`` (n, T): of each query, the latter the mean to its top keys.
-            - ``targets``, ``weights`` (n, T, K): positions looked at most, strongest first, -1 where there are
+            - ``targets``, ``weights`` (n, T, K): positions attended to most, strongest first, -1 where there are
               fewer; their shares of attention.
             - ``policies``: list, possibly empty, of ``label``, ``budget``, ``colour`` (#rrggbb), ``summary`` (rows of
               two texts), ``dropped`` (L, H_kv, T), ``steps`` (E,), ``lost`` (n, E + 1), ``coverage`` (n, T) or None.
@@ -74,7 +74,7 @@ def render_page(data: Mapping[str, Any]) -> str:
         "script": script,
         "data": _json(checked),
     }
-    # In one pass: what is put in is not searched for further names.
+    # In one pass, so that inserted text is not searched for further names.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _static("page.html"))
 
 
@@ -83,18 +83,18 @@ def _static(name: str) -> str:
 
 
 def _text(value: str) -> str:
-    """As HTML; half characters, which no encoding can write, become question marks."""
+    """The text as HTML; lone surrogates, which no encoding can write, become question marks."""
     return html.escape(value.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _json(value: Any) -> str:
-    """JSON in ASCII without characters that could end the element it stands in."""
+    """JSON in ASCII without characters that could end the HTML element around it."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _security(style: str, scripts: list[str]) -> str:
-    """A content security policy: our style and scripts by their hashes, nothing else, and no connection anywhere."""
+    """A content security policy: the page's style and scripts by their hashes, nothing else, and no connections."""
     allowed = " ".join(_hash(script) for script in scripts)
     return f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {allowed}"
 

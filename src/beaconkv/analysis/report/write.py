@@ -24,12 +24,12 @@ def write_page(
     """Diagnose a trace, replay methods over it, and write the page.
 
     Args:
-        cells: policies and budgets; may be empty.
-        out: the page.
-        top_keys: number of keys of each query whose distance is averaged.
-        distance: mean distance in tokens beyond which a query is global.
-        heads: number of heads that can be explored; None: as many as fit.
-        advance: called with shares of the work that were just done, 1 in all.
+        cells: Policies and budgets; may be empty.
+        out: Path of the page.
+        top_keys: Number of keys of each query whose distance is averaged.
+        distance: Mean distance in tokens beyond which a query is global.
+        heads: Number of heads that can be explored; None: as many as fit.
+        advance: Function called with each share of the work that was just done, 1 in all.
     """
     parts = (2 if cells else 1) * len(trace.info.layers)
     found = diagnose(trace, top_keys=top_keys, distance=distance, advance=lambda layers: advance(layers / parts))

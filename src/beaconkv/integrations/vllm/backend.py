@@ -1,13 +1,13 @@
-"""What is added to one of vLLM's attention backends: before a step, where entries go; after it, what the policy sees.
+"""Additions to vLLM's attention backends: the slots of the entries before a step, the observation of queries after it.
 
 A step of the server:
 
     builder.build()     evicts what is due, finds places for the new entries, passes the kernel the number of entries
     impl.forward()      vLLM's own kernel; then the queries go into the window, or, of a prompt, to the policy
 
-Evictions that fall due among the tokens of one step (a long prompt, a request that is read again after a preemption)
-come in the layer under way. The tokens after them are then stored and attended to once more: the first time was too
-early.
+Evictions that are due within the tokens of one step (a long prompt, a request that is computed again after a
+preemption) are made in each layer during the step. The tokens after them are then stored, and their attention is
+computed, a second time, since the first time came before the eviction.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RequestChunks:
     """The tokens of one request in one step, where they are more than a decode step.
 
     Attributes:
-        request: whose they are.
-        start: index of the first one among the tokens of the step.
-        chunks: tokens without an eviction between them, each with the metadata of the kernel where attention has to be
+        request: Request of the tokens.
+        start: Index of the first of them among the tokens of the step.
+        chunks: Chunks without an eviction inside, each with the metadata of the kernel where attention has to be
             computed again, else None.
-        table: the blocks of the request.
+        table: Blocks of the request.
     """
 
     request: RequestCache
@@ -136,14 +136,14 @@ class BoundedImpl:
 
 
 def store_of(layer: Any) -> Write:
-    """How a layer's own kernels put entries into a cache."""
+    """The function by which a layer's own kernels store entries in a cache."""
     return lambda keys, values, cache, slots: layer.impl.do_kv_cache_update(layer, keys, values, cache, slots)
 
 
 class BoundedBuilder(ABC):
     """Mixed in before a metadata builder: all layers of a group, before a step."""
 
-    supports_update_block_table = False  # metadata of another group would know other places
+    supports_update_block_table = False  # metadata of another group would hold other slots
     group: LayerGroup | None = None
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -175,17 +175,17 @@ class BoundedBuilder(ABC):
         self._slot_size = spec.block_size
         tokens = max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
         with torch.inference_mode(False):
-            # Graphs read these, so they stay where they are.
+            # Graphs read these tensors, so their memory must not move.
             self._rows, self._columns = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(2))
             self._lengths = torch.zeros(tokens, dtype=torch.int32, device=device)
 
     @abstractmethod
     def views(self, spec: BoundedSpec) -> Views:
-        """What reads the layout of a layer's cache."""
+        """The function that reads the layout of a layer's cache."""
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """With bounded layers, graphs of whole steps are for decode steps only: prompts need the host."""
+        """With bounded layers, graphs of whole steps hold decode steps only: prompts need the host."""
         own = super().get_cudagraph_support(vllm_config, kv_cache_spec)
         if not isinstance(kv_cache_spec, BoundedSpec):
             return own
@@ -193,7 +193,7 @@ class BoundedBuilder(ABC):
         return least if own.value > least.value else own
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
-        """Not in bounded layers: requests share no blocks."""
+        """False in bounded layers: requests share no blocks."""
         return self.group is None and super().use_cascade_attention(*args, **kwargs)
 
     def build(self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False):
@@ -223,7 +223,7 @@ class BoundedBuilder(ABC):
                 tokens.append(starts[index])
             else:
                 chunked.append(RequestChunks(request, starts[index], self._repeats(chunks, table), table))
-        # In place, since the forward pass holds this very tensor.
+        # In place, since the forward pass holds the same tensor.
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
         metadata = super().build(0, self._by_entries(common_attn_metadata, lengths), fast_build)
         if chunked:
@@ -234,7 +234,7 @@ class BoundedBuilder(ABC):
         return metadata
 
     def _slots(self, blocks: Tensor, places: list[tuple[int, int, int]]) -> Tensor:
-        """(tokens,) the slots of all new entries. places: row of the block table, first entry, number of entries."""
+        """The slots (tokens,) of all new entries. places: row of the block table, first entry, number of entries."""
         rows, firsts, numbers = np.array(places).T
         entry = firsts
         if numbers.max() > 1:
@@ -259,7 +259,7 @@ class BoundedBuilder(ABC):
         )
 
     def _plan_steps(self, rows: list[int], columns: list[int], count: int) -> StepWork:
-        """Of a step in which each request has one token. ``count``: tokens, those that fill a graph included."""
+        """The plan of a step in which each request has one token. ``count``: tokens, padding of a graph included."""
         spare = count - len(rows)
         for buffer, numbers, rest in ((self._rows, rows, self.group.dummy_row), (self._columns, columns, 0)):
             buffer[:count].copy_(staged(torch.tensor(numbers + [rest] * spare)), non_blocking=True)
@@ -275,7 +275,7 @@ class BoundedBuilder(ABC):
         return metadata
 
     def _repeats(self, chunks: list[Chunk], table: Tensor) -> list[tuple[Chunk, Any]]:
-        """Which chunks have to be stored and attended to again: those after an eviction in this step."""
+        """The chunks that have to be stored and computed again: those after an eviction in this step."""
         evicted, planned = False, []
         for chunk in chunks:
             planned.append((chunk, self._alone(chunk, table) if evicted else None))

@@ -20,7 +20,7 @@ from .layout import is_readable
 from .spec import BoundedSpec
 
 PLAIN = "vec"
-"""The set of instructions whose layout :func:`half_by_half` reads, and which every CPU has."""
+"""The instruction set whose layout :func:`half_by_half` reads, and which every CPU has."""
 
 
 class BoundedCPUImpl(BoundedImpl, CPUAttentionBackendImpl):
@@ -32,11 +32,11 @@ class BoundedCPUBuilder(BoundedBuilder, CPUAttentionMetadataBuilder):
 
     def views(self, spec: BoundedSpec) -> Views:
         layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names).values()
-        # AMX and others pack keys in tiles of their own.
+        # AMX and others pack keys in other tiles.
         if not any(_fits(layers, isa, spec) for isa in (self.isa, PLAIN)):
             raise ValueError(
                 f"vLLM's CPU kernels lay out {spec.dtype} keys of {spec.head_size} dimensions in blocks of "
-                f"{spec.block_size} in a way that is not known, or not at all: choose a --block-size that 32 "
+                f"{spec.block_size} in a way that is not supported, or not at all: choose a --block-size that 32 "
                 "divides, and a model whose heads vLLM supports"
             )
         self.isa = next(iter(layers)).isa
@@ -44,13 +44,13 @@ class BoundedCPUBuilder(BoundedBuilder, CPUAttentionMetadataBuilder):
 
 
 def _fits(layers: Iterable[Any], isa: str, spec: BoundedSpec) -> bool:
-    """Let these layers use the kernels for some instructions; whether :func:`half_by_half` reads what they write."""
+    """Set the kernels of these layers. Returns whether :func:`half_by_half` reads the layout of these kernels."""
     cache = torch.zeros(1, spec.num_kv_heads, spec.block_size, 2 * spec.head_size, dtype=spec.dtype)
     for layer in layers:
         layer.isa = isa
     try:
         return is_readable(store_of(layer), half_by_half, cache)
-    except RuntimeError:  # these kernels do not take such heads
+    except RuntimeError:  # these kernels do not support such heads
         return False
 
 

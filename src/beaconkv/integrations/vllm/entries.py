@@ -11,7 +11,7 @@ from ... import ops
 from ...types import CacheView
 
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""(a layer's cache) -> keys and values, each (blocks, H_kv, block size, D): views that can be written to."""
+"""Function from a layer's cache to its keys and values, each (blocks, H_kv, block size, D): writable views."""
 
 
 def side_by_side(cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,7 +20,7 @@ def side_by_side(cache: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def half_by_half(cache: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where each block holds its keys, transposed (D, block size), and then its values: vLLM's CPU kernels."""
+    """The same for vLLM's CPU kernels, where each block holds its keys, transposed (D, block size), then its values."""
     blocks, heads, size, both = cache.shape
     keys, values = cache.view(blocks, heads, 2, size * both // 2).unbind(2)
     return keys.unflatten(-1, (both // 2, size)).transpose(-1, -2), values.unflatten(-1, (size, both // 2))
@@ -30,8 +30,8 @@ def read(entries: Tensor, table: Tensor, count: int) -> Tensor:
     """A copy of the first ``count`` entries of a request.
 
     Args:
-        entries: (blocks, H_kv, block size, D).
-        table: (n,) int32 or int64, the request's blocks in order; there may be more.
+        entries: Entries (blocks, H_kv, block size, D).
+        table: Blocks of the request in order (n,) int32 or int64; there may be more.
 
     Returns:
         (H_kv, count, D).
@@ -41,13 +41,13 @@ def read(entries: Tensor, table: Tensor, count: int) -> Tensor:
 
 
 def write(entries: Tensor, table: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Put entries in place.
+    """Write entries into their slots.
 
     Args:
-        entries: (blocks, H_kv, block size, D), written to.
-        table: (n,) int32 or int64, the request's blocks in order; there may be more.
-        slots: (H_kv, m) int64, where each head's entries go.
-        new: (H_kv, m, D).
+        entries: Entries (blocks, H_kv, block size, D), written to.
+        table: Blocks of the request in order (n,) int32 or int64; there may be more.
+        slots: Slots of each head's entries (H_kv, m) int64.
+        new: Entries (H_kv, m, D) to be written.
     """
     size = entries.shape[2]
     head = torch.arange(entries.shape[1], device=entries.device).unsqueeze(1)
@@ -55,7 +55,7 @@ def write(entries: Tensor, table: Tensor, slots: Tensor, new: Tensor) -> None:
 
 
 def slots_of(table: Tensor, start: int, stop: int, size: int) -> Tensor:
-    """(stop - start,) int64: the slots of a request's entries in the whole cache, as vLLM numbers them."""
+    """The slots of a request's entries in the whole cache (stop - start,) int64, by vLLM's numbering."""
     at = torch.arange(start, stop, device=table.device)
     return table[at // size].long() * size + at % size
 
@@ -64,12 +64,12 @@ class BlockStore:
     """The entries of one request in the blocks of some layers, the heads of the layers stacked.
 
     Args:
-        caches: keys and values of each layer, each (blocks, H_kv, block size, D), written to.
-        table: (n,) int32 or int64, the request's blocks in order.
-        held: (heads, K) int32, positions of the entries that the last eviction left; None before the first.
+        caches: Keys and values of each layer, each (blocks, H_kv, block size, D), written to.
+        table: Blocks of the request in order (n,) int32 or int64.
+        held: Positions of the entries that the last eviction left (heads, K) int32; None before the first.
 
     Attributes:
-        held: the same after :meth:`retain`.
+        held: Positions as above, after :meth:`retain`.
     """
 
     def __init__(self, caches: list[tuple[Tensor, Tensor]], table: Tensor, held: Tensor | None) -> None:
@@ -101,7 +101,7 @@ class BlockStore:
 
 
 def positions_of(held: Tensor | None, heads: int, count: int, seen: int, device: torch.device) -> Tensor:
-    """(heads, count) int32: the entries that an eviction left, then those that came one by one up to ``seen``."""
+    """Positions (heads, count) int32: the entries that an eviction left, then the newer ones up to ``seen``."""
     kept = 0 if held is None else held.shape[1]
     newer = torch.arange(seen - (count - kept), seen, dtype=torch.int32, device=device).expand(heads, -1)
     return newer if held is None else torch.cat([held, newer], dim=1)

@@ -1,4 +1,4 @@
-"""Whether our views of a layer's cache find what vLLM's own kernels write there. No vLLM needed."""
+"""Checks that the views of a layer's cache read what vLLM's own kernels write there. They need no vLLM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 from .entries import Views, read, write
 
 Write = Callable[[Tensor, Tensor, Tensor, Tensor], None]
-"""(keys (n, H_kv, D), values (n, H_kv, D), a layer's cache, slots (n,) int64): how a backend itself stores entries."""
+"""Function (keys (n, H_kv, D), values (n, H_kv, D), a layer's cache, slots (n,) int64) by which a backend stores
+entries."""
 
 
 def is_readable(store: Write, views: Views, cache: Tensor) -> bool:
-    """Whether ``views`` read what ``store`` writes, and write what it would have written.
+    """Whether ``views`` read what ``store`` writes, and write the same as it.
 
     Args:
         store: store of the backend.
@@ -55,7 +56,7 @@ def require_readable(
     if tuple(cache.shape[1:]) != shape:
         found = f"has blocks of {tuple(cache.shape[1:])}, and not of (KV heads, block size, 2 D) = {shape}"
     elif not is_readable(store, views, cache):
-        found = f"has blocks of {shape} {cache.dtype} that its kernels lay out in a way that is not known"
+        found = f"has blocks of {shape} {cache.dtype} that its kernels lay out in a way that is not supported"
     else:
         return
     raise ValueError(

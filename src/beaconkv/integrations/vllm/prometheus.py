@@ -1,8 +1,8 @@
 """Prometheus metrics of a bounded cache, and a line in the log from time to time.
 
-The worker is a process of its own, and the page of metrics is served by another. Prometheus' client joins them by
-files: with ``PROMETHEUS_MULTIPROC_DIR`` in the environment of the server (``beaconkv serve`` sets it) they are on the
-page.
+The worker is a process of its own, and another process serves the page of metrics. Prometheus' client connects them by
+files: with ``PROMETHEUS_MULTIPROC_DIR`` in the environment of the server (``beaconkv serve`` sets it) these metrics are
+on the page.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .stats import ServerStats
 logger = init_logger(f"vllm.{__name__}")
 
 PERIOD = 10.0
-"""Seconds between two lines in the log, and two counts of what the policies remember."""
+"""Seconds between two lines in the log, and between two measurements of the policies' state."""
 
 
 @lru_cache
 def _metrics() -> SimpleNamespace:
-    """Made once in a process."""
+    """The metrics, made once in a process."""
     gauge = dict(multiprocess_mode="livesum")
     return SimpleNamespace(
         evictions=Counter("beaconkv:evictions", "Evictions of requests, per layer and KV head."),
@@ -41,7 +41,7 @@ def _metrics() -> SimpleNamespace:
 
 
 class Reporter:
-    """Reports what a worker counts; of the workers of one model, the first does it for all.
+    """Reports the counts of a worker; of the workers of one model, the first reports for all.
 
     Args:
         registry: registry of the worker.

@@ -1,4 +1,4 @@
-"""The attention backends that can be bounded, and how vLLM comes to know our form of them."""
+"""The attention backends that can be bounded, and the registration of their bounded forms with vLLM."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ BACKENDS = {
     "CPU_ATTN": "beaconkv.integrations.vllm.cpu.BoundedCPUBackend",
     "FLASH_ATTN": "beaconkv.integrations.vllm.flash.BoundedFlashBackend",
 }
-"""By vLLM's name. Without bounded layers each is vLLM's own."""
+"""vLLM's name -> bounded form of a backend. Without bounded layers each is the same as vLLM's own."""
 
 
 def register_backends() -> None:
-    """Name our form of each backend in vLLM's registry. Doing it twice changes nothing.
+    """Enter the bounded form of each backend in vLLM's registry. A second call changes nothing.
 
     Raises:
         ImportError: an unsupported release of vLLM.
     """
     require_supported_release()
-    from . import spec  # noqa: F401  its classes become known
+    from . import spec  # noqa: F401  registers its classes
 
     for name, path in BACKENDS.items():
         register_backend(AttentionBackendEnum[name], path)

@@ -79,7 +79,7 @@ class RequestRegistry:
         """The requests in the order of a batch; None outside of a step.
 
         Args:
-            common: vLLM's ``CommonAttentionMetadata``.
+            common: Metadata of vLLM (``CommonAttentionMetadata``).
         """
         if not self._in_step:
             return None
@@ -96,7 +96,7 @@ class RequestRegistry:
         return sum(len(group.layers) * spec.page_size_bytes // spec.block_size for group, spec in pages)
 
     def take_finished(self) -> list[RequestStats]:
-        """The requests that ended since this was asked last, the oldest forgotten beyond :data:`REMEMBERED`."""
+        """The requests that ended since the last call; of more than :data:`REMEMBERED` the oldest are forgotten."""
         finished = list(self._finished)
         self._finished.clear()
         return finished
@@ -106,9 +106,9 @@ class RequestRegistry:
         return sum(group.state_bytes() for group in self.groups)
 
     def stats(self) -> ServerStats:
-        """Counted so far, and what is held now."""
+        """The counts so far, and what is held now."""
         if not self.groups:
-            raise RuntimeError("no layer is bounded yet: vLLM has given out no blocks")
+            raise RuntimeError("no layer is bounded yet: vLLM has allocated no blocks")
         first = self.groups[0]
         now = [request.progress for request in first.requests.values()]
         return ServerStats(

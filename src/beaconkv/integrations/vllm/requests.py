@@ -23,7 +23,7 @@ WINDOW = 8
 """Maximum number of queries of a request that wait for the policy."""
 
 SINGLE = Rows([0])
-"""A request is a batch of one row."""
+"""Rows of a request, which is a batch of one row."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RequestCache:
 
 @dataclass
 class Totals:
-    """Counted since the start, per layer and KV head: requests are evicted alike in all of them.
+    """Counts since the start, per layer and KV head: evictions are the same in all of them.
 
     Attributes:
         evictions, dropped: numbers of evictions and of dropped entries of all requests.
@@ -120,7 +120,7 @@ class LayerGroup:
         with torch.inference_mode(False):
             self.window = torch.zeros(shape if self.watches else (0,), dtype=dtype, device=device)
         self.dummy_row = max_requests
-        """The dummy row of the window: queries of padding tokens (CUDA graphs) go there."""
+        """The dummy row of the window, which receives the queries of padding tokens (CUDA graphs)."""
         same_rope = all(layer.rope is first.rope for layer in layers)
         self.stacked_params = stacked_params([layer.params for layer in layers])
         self.stacks = policy.per_head and same_rope and self.stacked_params is not None
@@ -152,7 +152,7 @@ class LayerGroup:
             table: (n,) int64, its blocks in order.
 
         Returns:
-            The request, and the chunks its tokens fall into. The first chunk's ``stored`` is where they go.
+            The request, and the chunks of its tokens. The first chunk's ``stored`` is the slot of the first token.
         """
         request = self.requests[name]
         progress = request.progress
@@ -173,7 +173,7 @@ class LayerGroup:
         return request, chunks
 
     def place(self, request: RequestCache) -> tuple[int, int]:
-        """Where the query of a decode step goes: a row of the window, and a column."""
+        """Row and column, in the window, of the query of a decode step."""
         request.waiting += 1
         return request.row, request.waiting - 1
 
@@ -188,7 +188,7 @@ class LayerGroup:
         self.window[rows, columns, number] = queries
 
     def observe(self, number: int, request: RequestCache, chunk: Chunk, queries: Tensor) -> None:
-        """Show the policy the queries of a chunk, in one layer.
+        """Let the policy observe the queries of a chunk, in one layer.
 
         Args:
             number: index of the layer, within the group.
@@ -203,7 +203,7 @@ class LayerGroup:
             left = [chunk.left + len(chunk) - 1 - step for step in range(len(chunk))]
             state.observe_steps(queries.transpose(0, 1)[None], rope.steps(chunk.start, chunk.stop), left, SINGLE)
         elif chunk.left is None:
-            request.pending[number].append(queries.clone())  # the chunk goes on in another step
+            request.pending[number].append(queries.clone())  # the chunk continues in another step
         else:
             pending, request.pending[number] = request.pending[number], []
             whole = torch.cat([*pending, queries]) if pending else queries
@@ -212,16 +212,16 @@ class LayerGroup:
             )
 
     def evict(self, number: int, request: RequestCache, chunk: Chunk, table: Tensor) -> None:
-        """Evict after a chunk, in one layer, while the step goes on."""
+        """Evict after a chunk, in one layer, within a step."""
         self._evict(request, number, [number], table, chunk.stored + len(chunk), chunk.keep, chunk.stop)
 
     def _states(self, request: RequestCache) -> list[tuple[list[int], int]]:
-        """(numbers of layers, which state is theirs)."""
+        """Pairs of the numbers of layers and the index of their state."""
         every = list(range(len(self.layers)))
         return [(every, 0)] if len(request.states) < len(every) else [([number], number) for number in every]
 
     def _show_window(self, request: RequestCache) -> None:
-        """Show the policy the queries that wait."""
+        """Let the policy observe the queries in the window."""
         waiting, request.waiting = request.waiting, 0
         if not waiting or not self.watches:
             return
@@ -237,7 +237,7 @@ class LayerGroup:
     def _evict(
         self, request: RequestCache, index: int, numbers: list[int], table: Tensor, count: int, keep: int, seen: int
     ) -> None:
-        """Of ``count`` entries in these layers leave ``keep``, after ``seen`` tokens."""
+        """Evict down to ``keep`` of ``count`` entries in these layers, after ``seen`` tokens."""
         first = self.layers[numbers[0]]
         caches = [self.views(self.layers[number].cache()) for number in numbers]
         store = BlockStore(caches, table, request.held[index])
@@ -262,7 +262,7 @@ class LayerGroup:
             request.held = [None if request.held[0] is None else torch.cat(request.held)]
 
     def _unstack(self, request: RequestCache) -> None:
-        """Give each layer its own state again."""
+        """Unstack the state: each layer has its own again."""
         count = len(self.layers)
         if len(request.states) < count:
             held = request.held[0]

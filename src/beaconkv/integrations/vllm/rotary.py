@@ -1,4 +1,4 @@
-"""The rotation of a layer's queries, as the model's own modules do it, and the proof that they do."""
+"""The rotation of a layer's queries by the model's own modules, and a test of it on each layer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class LayerRope:
         self.cos, self.sin, self.apply = cos, sin, apply
 
     def steps(self, start: int, stop: int) -> Rope:
-        """Of the logical positions ``[start, stop)``."""
+        """The rope of the logical positions ``[start, stop)``."""
         if stop > self.cos.shape[0]:
             raise ValueError(f"position {stop - 1} is beyond the {self.cos.shape[0]} that the model has a rotation for")
         return Rope(self.cos[None, start:stop], self.sin[None, start:stop], self.apply)
 
 
 def attention_parents(model: nn.Module, layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The module around each attention layer: it has the projections and the rotation.
+    """The module around each attention layer, which has the projections and the rotation.
 
     Raises:
         ValueError: a layer that is not in the model.
@@ -52,10 +52,10 @@ def layer_rope(
     hidden: Tensor,
     shared: dict[int, LayerRope],
 ) -> LayerRope:
-    """The rotation of one layer, checked on the layer itself.
+    """The rotation of one layer, tested on the layer itself.
 
-    A random hidden state is sent through it at several positions. Before RoPE all these queries must be equal; a layer
-    that never rotates its queries is recognised too.
+    The layer computes the query of one random hidden state at several positions. Before RoPE all these queries must be
+    equal; a layer that never rotates its queries is recognised, too.
 
     Args:
         name: name of the layer.
@@ -75,7 +75,7 @@ def layer_rope(
     if more := sorted(set(needed) - {"self", "positions", "hidden_states"}):
         raise ValueError(f"{kind} also needs {', '.join(more)}: cannot be bounded")
     table = getattr(getattr(parent, "rotary_emb", None), "cos_sin_cache", None)
-    last = 91 if table is None else table.shape[0] - 1  # far away, where a scale by the position shows
+    last = 91 if table is None else table.shape[0] - 1  # far away, where a scale by the position is visible
     positions = sorted({0, min(91, last), last})
     queries = [queries_at(parent, position, hidden).float().transpose(0, 1)[None] for position in positions]
     if not queries[0].abs().max() > 0:
@@ -96,13 +96,14 @@ def layer_rope(
             return shared.setdefault(id(rotary), rope)
     raise ValueError(
         f"{kind}: its query before RoPE cannot be recovered from the one its attention receives: its rotation is "
-        "none that is known, or its queries are changed by their position in another way; this kind of model is not "
+        "not supported, or its queries are changed by their position in another way; this kind of model is not "
         "supported"
     )
 
 
 def _readings(table: Tensor) -> list[LayerRope]:
-    """What a table (positions, D_rot) of cos and sin can mean: one for each layout that lists both dimensions."""
+    """The possible meanings of a table (positions, D_rot) of cos and sin: one for each layout that lists both
+    dimensions."""
     cos, sin = table.chunk(2, dim=-1)
     layouts = (layout for layout in ops.LAYOUTS.values() if not layout.listed_once)
     return [LayerRope(layout.expand(cos), layout.expand(sin), layout.apply) for layout in layouts]

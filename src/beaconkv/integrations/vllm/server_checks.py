@@ -1,4 +1,4 @@
-"""Which releases of vLLM, and which of its features, a bounded cache works with. All such questions end here."""
+"""The releases of vLLM, and its features, that a bounded cache works with. All such checks are in this file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDEST, NEXT = Version("0.32"), Version("0.33")
 
 
 def require_supported_release() -> None:
-    """Raise ``ImportError`` unless the installed vLLM is one this integration was written for."""
+    """Raise ``ImportError`` unless this integration supports the installed vLLM."""
     import vllm
 
     installed = Version(vllm.__version__)
@@ -43,7 +43,7 @@ def settings_of(config: Any) -> ServingSettings | None:
 
 
 def require_supported_config(config: Any, settings: ServingSettings) -> None:
-    """Raise ``ValueError`` for a feature of vLLM that a bounded cache cannot work with, by its name.
+    """Raise ``ValueError``, with its name, for a feature of vLLM that a bounded cache does not support.
 
     Args:
         config: the ``VllmConfig`` of a worker.
@@ -88,6 +88,6 @@ def require_supported_config(config: Any, settings: ServingSettings) -> None:
 
 
 def require_our_worker(registry: Any) -> None:
-    """Raise ``RuntimeError`` where settings are given, but the worker is vLLM's own."""
+    """Raise ``RuntimeError`` if settings are given, but the worker is vLLM's own."""
     if registry is None:
         raise RuntimeError(f"settings of a bounded cache are given, but not its worker: add --worker-cls {WORKER}")

@@ -13,11 +13,11 @@ from ...policies import EvictionPolicy, PolicySpec, parse_policy
 from ...policies.spec import parse_value
 
 WORKER = "beaconkv.integrations.vllm.worker.BoundedWorker"
-"""The value of vLLM's ``--worker-cls`` that asks for a bounded cache."""
+"""The value of vLLM's ``--worker-cls`` for a bounded cache."""
 
 PREFIX = "BEACONKV_"
 OTHERS = ("OPS", "CACHE", "DATA", "DEBUG")
-"""Variables of the same prefix that are no settings of a server."""
+"""Environment variables of the same prefix that are not settings of a server."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class ServingSettings:
     """The settings of a bounded cache in a server; the names are those of :class:`beaconkv.BoundedCache`.
 
     Attributes:
-        policy: a spec such as "beaconkv" or "rkv:code"; see :func:`beaconkv.parse_policy`.
-        budget: B_max, entries per layer and KV head. May be None where the spec brings its own.
-        budget_min, scope, prefix, protect: see :class:`beaconkv.EvictionSchedule`; what is None is what the spec
-            recommends, or else the schedule's default.
-        prefill_chunk: tokens of a prompt between two evictions at least, wherever vLLM cuts it. None: as many as
-            vLLM takes in one step (``max_num_batched_tokens``).
+        policy: Spec such as "beaconkv" or "rkv:code"; see :func:`beaconkv.parse_policy`.
+        budget: Maximum number of entries per layer and KV head (B_max). May be None where the spec fixes it.
+        budget_min, scope, prefix, protect: Values as in :class:`beaconkv.EvictionSchedule`; None stands for the spec's
+            recommendation, or else the schedule's default.
+        prefill_chunk: Minimum number of prompt tokens between two evictions, wherever vLLM splits the prompt. None: as
+            many as vLLM takes in one step (``max_num_batched_tokens``).
 
     Raises:
         ValueError: settings that cannot work in a server; the message names the offender and the choices.
@@ -50,7 +50,7 @@ class ServingSettings:
             raise ValueError(f"policy {policy.name!r} never evicts: run vLLM without these settings")
         if policy.observes_entries:
             raise ValueError(
-                f"policy {policy.name!r} sees the entries at every step, which vLLM's kernels do not show: choose a "
+                f"policy {policy.name!r} reads the entries at every step, which vLLM's kernels do not allow: choose a "
                 "policy that needs queries, keys and positions alone"
             )
         if schedule.growth:
@@ -63,7 +63,7 @@ class ServingSettings:
 
     @cached_property
     def spec(self) -> PolicySpec:
-        """The policy and the schedule it recommends."""
+        """The policy and its recommended schedule."""
         return parse_policy(self.policy)
 
     @property
@@ -73,7 +73,7 @@ class ServingSettings:
 
     @cached_property
     def schedule(self) -> EvictionSchedule:
-        """When a row is evicted, and of how much."""
+        """The schedule of each request."""
         names = ("budget_min", "scope", "prefix", "protect", "prefill_chunk")
         if self.budget is None and self.spec.budget is None and self.method.evicts:
             raise ValueError(f"policy {self.policy!r} needs a budget")
@@ -126,7 +126,7 @@ class ServingSettings:
         return {PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}
 
     def describe(self) -> str:
-        """One line for people."""
+        """One line for users."""
         s = self.schedule
         what = "prompt and text" if s.scope == "total" else "text"
         return (

@@ -1,4 +1,4 @@
-"""The scheduler's side: how many blocks a request holds. Importing this makes both classes known to vLLM."""
+"""The number of blocks of a request, in vLLM's scheduler. Importing this module registers both classes with vLLM."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class BoundedSpec(FullAttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[BoundedSpec]) -> BoundedSpec:
-        """The spec of a group of layers, which must be alike."""
+        """The spec of a group of layers, whose specs must be equal."""
         if any(spec != specs[0] for spec in specs):
-            raise ValueError("bounded layers of one group must be alike")
+            raise ValueError("the specs of bounded layers of one group must be equal")
         return deepcopy(specs[0])
 
 
@@ -64,11 +64,11 @@ class Holding:
     """The scheduler's record of one request.
 
     Attributes:
-        progress: up to the tokens that are scheduled.
-        done: up to the tokens that the worker is through with.
-        prefill: tokens that may come several at a time; the first step after them is a decode step, and so are all
-            that follow. None while it is not known.
-        steps: (tokens after it, slots it needs) of the steps that the worker is not through with.
+        progress: Progress up to the tokens that are scheduled.
+        done: Progress up to the tokens that the worker has completed.
+        prefill: Number of tokens that may come several at a time; the first step after them is a decode step, and so
+            are all that follow. None while it is not known.
+        steps: Tokens after, and slots for, each step that the worker has not completed.
     """
 
     progress: Progress
@@ -132,7 +132,7 @@ class BoundedManager(FullAttentionManager):
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
     ) -> None:
-        """Give back what a long prompt took, once the worker has evicted its last chunk."""
+        """Free the blocks of a long prompt, once the worker has evicted its last chunk."""
         held = self._held.get(request_id)
         if held is None:
             if num_prompt_tokens is None or processed_computed_tokens:
@@ -155,23 +155,23 @@ class BoundedManager(FullAttentionManager):
             self.block_pool.free_blocks(reversed(surplus))
 
     def _decode_slots(self, held: Holding) -> int:
-        """Slots that the request will come to need while it decodes: a table that was cut never grows again."""
+        """Number of slots for the decode steps of the request: a table that was shortened never grows again."""
         return self.kv_cache_spec.schedule.full_at(held.progress.prompt)
 
     def pop_blocks_for_free(self, request_id: str) -> list:
-        """The request is over, or begins anew."""
+        """Free all blocks: the request ended, or starts again."""
         for table in (self._held, self._lengths, self._wanted):
             table.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
 
     def cache_blocks(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: no block stands for a prefix."""
+        """Does nothing: no block is cached for a prefix."""
 
     @classmethod
     def find_longest_cache_hit(cls, block_hashes: Any, max_length: int, kv_cache_group_ids: list[int], *args, **kwargs):
-        """None, ever."""
+        """No blocks: a prefix is never found."""
         return tuple([] for _ in kv_cache_group_ids), 0
 
 
-KVCacheSpecRegistry._ensure_registered()  # else vLLM, finding ours there, would never add its own
+KVCacheSpecRegistry._ensure_registered()  # otherwise vLLM would find this entry and never add its own
 KVCacheSpecRegistry.register(BoundedSpec, BoundedManager, BoundedSpec)

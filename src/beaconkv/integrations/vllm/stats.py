@@ -1,4 +1,4 @@
-"""What a server has evicted and what it saves, in numbers. Entries are counted per layer and KV head."""
+"""The numbers of a server: evictions and saved memory. Entries are counted per layer and KV head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .requests import LayerGroup
 
 @dataclass(frozen=True)
 class RequestStats:
-    """One request that is finished.
+    """Numbers of one request that is finished.
 
     Attributes:
         request: vLLM's name of it.
@@ -34,7 +34,7 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class ServerStats:
-    """One worker.
+    """Numbers of one worker.
 
     Attributes:
         requests: that have entries now.
@@ -62,7 +62,7 @@ class ServerStats:
 
 
 def request_stats(name: str, group: LayerGroup, bytes_per_token: int) -> RequestStats:
-    """Of a request that a group still knows."""
+    """The numbers of a request that a group still holds."""
     progress = group.requests[name].progress
     gone = progress.seen - progress.settled
     due = progress.due is not None

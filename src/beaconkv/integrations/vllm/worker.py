@@ -1,4 +1,4 @@
-"""The worker that asks for a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
+"""The worker with a bounded cache: ``--worker-cls beaconkv.integrations.vllm.worker.BoundedWorker``.
 
 vLLM passes to its worker what the attention layers do not get: which requests a step is for, how long their
 prompts are, when they end; and the worker has the model.
@@ -35,7 +35,7 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows what is logged below its own name
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows the logs of its own loggers alone
 
 
 class BoundedWorker(Worker):
@@ -129,10 +129,10 @@ class BoundedWorker(Worker):
         return own
 
     def determine_available_memory(self) -> int:
-        """Bytes for blocks: what vLLM finds, less what the policies will remember of ``max_num_seqs`` requests."""
+        """Bytes for blocks: the memory that vLLM finds, less the policies' states of ``max_num_seqs`` requests."""
         available = super().determine_available_memory()
         if self.bounded_settings is None or current_platform.is_cpu():
-            return available  # on a CPU this is what the user gave to blocks
+            return available  # on a CPU this is the user's setting for blocks
         reserve = self.state_bytes_per_request() * self.vllm_config.scheduler_config.max_num_seqs
         if reserve >= available:
             raise ValueError(
@@ -143,11 +143,11 @@ class BoundedWorker(Worker):
         return available - reserve
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate, and try each bounded layer's cache: what its kernels write has to be read back.
+        """Allocate, and test each bounded layer's cache: its views must read what its kernels write.
 
         Raises:
-            RuntimeError: vLLM has given a layer a cache of its own kind in place of a bounded one.
-            ValueError: a layout that is not known.
+            RuntimeError: vLLM has given a layer its own cache in place of a bounded one.
+            ValueError: a layout that is not supported.
         """
         super().initialize_from_config(kv_cache_config)
         if self.bounded_settings is None:
@@ -188,7 +188,7 @@ class BoundedWorker(Worker):
             self.reporter.report()
 
     def bounded_stats(self) -> dict[str, Any]:
-        """Counted so far: ``llm.collective_rpc("bounded_stats")``.
+        """The numbers so far: ``llm.collective_rpc("bounded_stats")``.
 
         Returns:
             :class:`ServerStats` as a dict; "state_bytes", bytes of policy states on this rank; and under

@@ -1,1 +1,1 @@
-"""Twins in plain PyTorch with fewer and better placed steps. Chosen in :mod:`beaconkv.ops`."""
+"""Twins in plain PyTorch with fewer steps that use the CPU's cache better. Chosen in :mod:`beaconkv.ops`."""

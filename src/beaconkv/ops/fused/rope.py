@@ -1,4 +1,4 @@
-"""Un-rotation straight into a buffer, half by half, without a temporary of its size."""
+"""Un-rotation directly into a buffer, half by half, without a temporary of its size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCK = 1 << 17
 
 
 def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
-    """As :func:`beaconkv.ops.rope.unrotate_into`, bit for bit: queries that tie must go on to tie."""
+    """The same as :func:`beaconkv.ops.rope.unrotate_into`, bit for bit: equal queries must stay equal."""
     rows, heads, m, dim = x.shape
     cos, sin = rope.cos.float(), rope.sin.float()
     out = target.narrow(2, start, m)

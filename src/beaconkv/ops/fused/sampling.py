@@ -1,4 +1,4 @@
-"""Farthest point sampling with three operations a pick."""
+"""Farthest point sampling with three operations per pick."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 from .. import sampling as reference
 
 BLOCK = 1 << 18
-"""Query components (float32) normalised at a time: they stay in the CPU's cache."""
+"""Number of query components (float32) normalised at a time, so that they stay in the CPU's cache."""
 TINY = torch.finfo(torch.float32).tiny
 
 
 def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
-    """As :func:`beaconkv.ops.sampling.farthest_point_sampling`, pick for pick."""
+    """The same as :func:`beaconkv.ops.sampling.farthest_point_sampling`, pick for pick."""
     if num_samples < 1 or queries.ndim < 2 or queries.numel() == 0:
         return reference.farthest_point_sampling(queries, num_samples)
     size = queries.shape[-2]
     num_samples = min(num_samples, size)
     cos = _cosine_matrices(queries.reshape(-1, *queries.shape[-2:]))
     pick = cos.mean(dim=-1).argmin(dim=-1)
-    # A picked query is infinitely near to itself, and so never the farthest.
+    # A picked query has infinite cosine to itself, so it is never the farthest.
     cos.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
     to_picks = cos.view(-1, size)  # row of query j in set i: i * size + j
     first_row = torch.arange(cos.shape[0], device=cos.device) * size
@@ -37,8 +37,8 @@ def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
 def _cosine_matrices(queries: Tensor) -> Tensor:
     """queries (P, N, D) -> (P, N, N) float32, by the steps of ``cosine_matrix``.
 
-    The largest component of each query is looked up once: it scales, it finds the zero vector, and it is NaN or
-    infinite if any component is.
+    The largest component of each query is computed once: it scales the query, it finds the zero vector, and it is NaN
+    or infinite if any component is.
     """
     sets, size, dim = queries.shape
     cos = torch.empty(sets, size, size, device=queries.device)

@@ -9,7 +9,7 @@ from ...types import AttentionParams
 from ..scoring import pool
 
 BLOCK = {"cpu": 1 << 18}
-"""Weights (float32) that exist at a time, by kind of device."""
+"""Number of weights (float32) that exist at the same time, by kind of device."""
 OTHERS = 1 << 26
 
 
@@ -23,7 +23,7 @@ def observation_scores(
     group_pool: str = "max",
     query_scales: Tensor | None = None,
 ) -> Tensor:
-    """As :func:`beaconkv.ops.scoring.observation_scores`, up to rounding."""
+    """The same as :func:`beaconkv.ops.scoring.observation_scores`, up to rounding."""
     rows, heads, n, dim = queries.shape
     kv_heads, num_entries = keys.shape[1:3]
     if heads % kv_heads:
@@ -76,6 +76,6 @@ def _weights(
     else:
         column = (sinks if scales is None else sinks * scales).expand(*logits.shape[:4], 1)
         weights = torch.cat([logits, column], dim=-1).softmax(dim=-1)[..., :-1]
-    # The softmax of a query that sees nothing is spread evenly; its weights are zero by definition.
+    # The softmax of a query without visible entries is uniform; its weights are zero by definition.
     sees = (held.amin(dim=-1, keepdim=True) <= at.unsqueeze(1))[:, :, None, :, None]  # (R, h, 1, n, 1)
     return weights.mul_(sees)

@@ -1,5 +1,5 @@
 """Triton twins of the reference operations. Nothing here is imported before a kernel is needed.
 
-What is rare (empty tensors, shapes that only broadcast, arguments to be refused) a twin hands to its reference, so
-that both answer alike by construction.
+For rare arguments (empty tensors, shapes that only broadcast, invalid values) a twin calls its reference, so that both
+return and raise the same by construction.
 """

@@ -14,15 +14,15 @@ from .. import compaction as reference
 from .launch import on_device_of
 
 SLOTS = 16
-"""Slots that a program looks at."""
+"""Number of slots that a program handles."""
 WIDEST = 128
-"""Most numbers of an entry copied at a time."""
+"""Maximum number of an entry's components copied at a time."""
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By size in bytes: entries are copied bit by bit, whatever they are."""
+"""Size in bytes -> dtype of the copy: entries are copied bit by bit, whatever their dtype."""
 
 
 def fill_holes(tensors: list[Tensor], source: Tensor, num_entries: int, rows: Rows | None = None) -> None:
-    """See :func:`beaconkv.ops.fill_holes`. Only holes are written.
+    """The same as :func:`beaconkv.ops.fill_holes`. Only holes are written.
 
     All holes may be filled at once and in any order: they lie below K, and what fills them at or above K.
     """

@@ -1,4 +1,4 @@
-"""What every launch needs."""
+"""Helpers of every kernel launch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NOTHING = nullcontext()
 
 
 def on_device_of(tensor: Tensor) -> AbstractContextManager:
-    """Triton launches on the current device, which need not be the one that holds a layer's tensors."""
+    """Make the tensor's device the current one, on which Triton launches."""
     return torch.cuda.device_of(tensor) if tensor.is_cuda else _NOTHING
 
 
 def at_least_16(size: int) -> int:
-    """The power of two that holds ``size``, and that ``tl.dot`` accepts."""
+    """The smallest power of two that is at least ``size`` and that ``tl.dot`` accepts."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -28,5 +28,5 @@ def _one(target):
 
 
 def probe() -> None:
-    """Compile and run the smallest kernel. Raises whatever keeps Triton from doing so."""
+    """Compile and run the smallest kernel. Raises Triton's error if that fails."""
     _one[(1,)](torch.zeros(1, dtype=torch.int32, device="cuda"))

@@ -15,7 +15,7 @@ STEPS = 16
 
 
 def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
-    """See :func:`beaconkv.ops.unrotate_into`. All tensors may be strided."""
+    """The same as :func:`beaconkv.ops.unrotate_into`. All tensors may be strided."""
     if not _ordinary(target, start, x, rope):
         reference.unrotate_into(target, start, x, rope)
         return
@@ -46,7 +46,7 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
 
 
 def _strides(cos: Tensor) -> tuple[int, int, int]:
-    """0 where one row or step serves all."""
+    """Stride of a dimension; 0 where its size is 1 and it is broadcast."""
     row, step, dim = cos.stride()
     return row if cos.shape[0] > 1 else 0, step if cos.shape[1] > 1 else 0, dim
 
@@ -57,7 +57,7 @@ def _unrotated(rope: Rope) -> int:
 
 
 def _ordinary(target: Tensor, start: int, x: Tensor, rope: Rope) -> bool:
-    """Whether the kernel may run: a layout it knows, and shapes that fit."""
+    """Whether the kernel may run: the layout is supported, and the shapes fit."""
     layout = reference.layout_of(rope.apply)
     if layout is None or layout.backwards:
         return False
@@ -90,14 +90,14 @@ def _unrotate(
     row, head = program // heads, program % heads
     step = (tl.program_id(1).to(tl.int64) * STEPS + tl.arange(0, STEPS))[:, None]
     d = tl.arange(0, DIM)[None, :]
-    # The other dimension of each one's pair, and whether it is the second of the two.
+    # The other dimension of each pair, and whether a dimension is the second of its pair.
     if NEIGHBOURS:
         second = d % 2 == 1
         other = tl.where(second, d - 1, d + 1)
     else:
         second = d >= rotary // 2
         other = tl.where(second, d - rotary // 2, d + rotary // 2)
-    # Where cos and sin list the frequency of each dimension, and of the other one of its pair.
+    # Index in cos and sin of the frequency of each dimension, and of the other dimension of its pair.
     if ONCE:
         at = d // 2 if NEIGHBOURS else tl.where(second, d - rotary // 2, d)
         other_at = at
@@ -118,7 +118,7 @@ def _unrotate(
     c_paired = tl.load(cos + other_at * stride_cd, mask=is_rotated, other=1.0).to(tl.float32)
     s_paired = tl.load(sin + other_at * stride_sd, mask=is_rotated, other=0.0).to(tl.float32)
 
-    # A vector of ones, forth and back: cos² + sin², by the same steps as in the reference.
+    # A vector of ones, rotated forward and back: cos² + sin², by the same steps as in the reference.
     ones, ones_paired = c - sign * s, c_paired + sign * s_paired
     norm = ones * c + sign * ones_paired * s
     unrotated = tl.div_rn(own * c + sign * paired * s, norm)

@@ -1,7 +1,7 @@
-"""Triton twin of farthest point sampling: one program a head.
+"""Triton twin of farthest point sampling: one program for each head.
 
 Up to ``MATRIX`` queries, a head's cosines are held in registers. Beyond that, its unit vectors are written once, and
-each step multiplies them with the pick anew. Everything is float32: dot products are not rounded to TF32, divisions
+each step multiplies them with the pick again. Everything is float32: dot products are not rounded to TF32, divisions
 and roots are those of IEEE, so that cosines that are equal in the reference are equal here.
 """
 
@@ -16,16 +16,17 @@ from .. import sampling as reference
 from .launch import at_least_16, on_device_of
 
 MATRIX = 64
-"""Most queries whose matrix of cosines a program holds."""
+"""Maximum number of queries whose matrix of cosines a program holds."""
 BLOCK = 64
-"""Queries that a program looks at together when there are more."""
+"""Number of queries that a program computes at a time when there are more."""
 CHUNK = 16
-"""Dimensions multiplied at a time. Without tensor cores the operands of a dot product take registers: few are best."""
+"""Number of dimensions multiplied at a time. Without tensor cores the operands of a dot product take registers, so that
+few are best."""
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
-    """See :func:`beaconkv.ops.farthest_point_sampling`. Queries may be strided."""
+    """The same as :func:`beaconkv.ops.farthest_point_sampling`. Queries may be strided."""
     if num_samples <= 0 or queries.ndim < 2 or queries.numel() == 0:
         return reference.farthest_point_sampling(queries, num_samples)
     reference.require_finite(queries, "queries")
@@ -111,7 +112,7 @@ def _sample_matrix(
     count = tl.zeros((SIZE,), dtype=tl.float32) + size
     average = tl.where(exists, tl.div_rn(tl.sum(cos, axis=1), count), float("inf"))
     pick = tl.argmin(average, axis=0)
-    nearest = tl.where(exists, -float("inf"), float("inf"))  # cosine to the nearest pick; +inf: not to be picked
+    nearest = tl.where(exists, -float("inf"), float("inf"))  # cosine to the nearest pick; +inf: never picked
     for step in range(num_samples):
         tl.store(picks + head * num_samples + step, pick.to(tl.int64))
         to_pick = tl.sum(tl.where(i[None, :] == pick, cos, 0.0), axis=1)
@@ -146,8 +147,8 @@ def _sample(unit, nearest, picks, size, dim, num_samples, BLOCK: tl.constexpr, D
         at = unit + (start + i)[:, None].to(tl.int64) * dim + d[None, :]
         total += tl.sum(tl.load(at, mask=(start + i < size)[:, None] & (d < dim)[None, :], other=0.0), axis=0)
 
-    # The mean cosine to all from u_i . sum_j u_j; each one's own part of the sum is left out, since its cosine to
-    # itself is exactly 1 (0 for the zero vector).
+    # The mean cosine to all from u_i . sum_j u_j; the term of a query with itself is left out, since its cosine is
+    # exactly 1 (0 for the zero vector).
     count = tl.zeros((BLOCK,), dtype=tl.float32) + size
     lowest = tl.full((), float("inf"), dtype=tl.float32)
     pick = tl.full((), 0, dtype=tl.int32)

@@ -1,8 +1,8 @@
 """Triton twin of the pooled attention of observation queries. The (n, N) weights are never in memory.
 
-First pass: each program takes a span of entries and one query head, and leaves the log-sum-exp of each query's
-visible logits there. Second pass: each program takes a block of entries and one KV head, joins the spans of each
-query, computes the logits anew, and pools exp(logit - total) over queries and heads.
+First pass: each program takes a span of entries and one query head, and writes the log-sum-exp of each query's
+visible logits in the span. Second pass: each program takes a block of entries and one KV head, combines the spans of
+each query, computes the logits again, and pools exp(logit - total) over queries and heads.
 
 Accuracy: logits are those of float32 queries and keys as stored. Float32 and float16 keys are multiplied in IEEE
 float32. Keys in bfloat16 go through tensor cores without rounding the queries: a float32 is the sum of three
@@ -22,11 +22,11 @@ from ..backend import interpreted
 from .launch import on_device_of
 
 ENTRIES = 64
-"""Entries multiplied at a time."""
+"""Number of entries multiplied at a time."""
 SPAN = 256
-"""Entries of a program in the first pass."""
+"""Number of entries of a program in the first pass."""
 MAX_QUERIES = 32
-"""Most queries multiplied at a time."""
+"""Maximum number of queries multiplied at a time."""
 
 
 def observation_scores(
@@ -39,7 +39,7 @@ def observation_scores(
     group_pool: str = "max",
     query_scales: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`beaconkv.ops.observation_scores`. All tensors may be strided."""
+    """The same as :func:`beaconkv.ops.observation_scores`. All tensors may be strided."""
     if not _ordinary(queries, keys, params, query_positions, key_positions, query_pool, group_pool):
         return reference.observation_scores(
             queries, keys, params, query_positions, key_positions, query_pool, group_pool, query_scales
@@ -76,7 +76,7 @@ def observation_scores(
         PARTS=0 if not bfloat16 else 1 if queries.dtype == torch.bfloat16 else 3,
         QUERIES=min(MAX_QUERIES, max(16, triton.next_power_of_2(n))),
         ENTRIES=ENTRIES,
-        CHUNK=32 if bfloat16 else 16,  # the operands take registers, without tensor cores many: few are best
+        CHUNK=32 if bfloat16 else 16,  # without tensor cores the operands take many registers, so that few are best
         TENSOR_CORES=keys.is_cuda and not interpreted(),
         enable_fp_fusion=False,
     )
@@ -100,7 +100,7 @@ def observation_scores(
 
 
 def _ordinary(queries, keys, params, query_positions, key_positions, query_pool, group_pool) -> bool:
-    """Whether the kernels may run: what broadcasts, is empty or is to be refused is left to the reference."""
+    """Whether the kernels may run: broadcast, empty and invalid arguments are left to the reference."""
     if queries.ndim != 4 or keys.ndim != 4:
         return False
     rows, heads, n, dim = queries.shape
@@ -180,7 +180,7 @@ def _span_totals(
     SPAN: tl.constexpr, SOFTCAP: tl.constexpr, SCALES: tl.constexpr, PARTS: tl.constexpr,
     QUERIES: tl.constexpr, ENTRIES: tl.constexpr, CHUNK: tl.constexpr, TENSOR_CORES: tl.constexpr,
 ):  # fmt: skip
-    """parts (R, H, n, spans): log-sum-exp of a query's visible logits in a span, -inf where it sees none."""
+    """parts (R, H, n, spans): log-sum-exp of a query's visible logits in a span, -inf where there are none."""
     program = tl.program_id(0).to(tl.int64)
     row, head = program // heads, program % heads
     span = tl.program_id(1)
@@ -211,7 +211,7 @@ def _span_totals(
             logits *= scale[:, None]
         logits = tl.where(visible, logits, -float("inf"))  # what is not visible may be NaN
         above = tl.maximum(largest, tl.max(logits, axis=1))
-        base = tl.where(above == -float("inf"), 0.0, above)  # nothing seen so far: no -inf - (-inf)
+        base = tl.where(above == -float("inf"), 0.0, above)  # no visible logit so far: avoids -inf - (-inf)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(logits - base[:, None]), axis=1)
         largest = above
     largest = tl.where(largest == -float("inf"), 0.0, largest)
@@ -271,7 +271,7 @@ def _pooled_weights(
             total = tl.sum(tl.exp(span_total - largest[:, None]), axis=1)
             if SINKS:
                 total += tl.exp(sink - largest)
-            total = largest + tl.log(total)  # NaN for a query that sees nothing, and takes no weight from it
+            total = largest + tl.log(total)  # NaN for a query without visible entries, which then adds no weight
 
             logits = _logits(
                 queries + row * stride_qr + head * stride_qh + i64[:, None] * stride_qn, key_rows,
