@@ -131,6 +131,12 @@ def plan_memory(
         utilization: share of it that weights and caches may take; the rest is for activations.
         dtype: dtype of weights and cache.
 
+    Example:
+        >>> shape = ModelShape.of_config(model.config)
+        >>> plan = plan_memory(shape, beaconkv.make_policy("beaconkv"), budget=256, length=2000, memory_gib=1)
+        >>> plan.bounded_row < plan.full_row, plan.batch_bounded > plan.batch_full
+        (True, True)
+
     Raises:
         ValueError: numbers out of range, or a policy that never evicts.
     """

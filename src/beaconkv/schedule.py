@@ -27,6 +27,11 @@ class EvictionSchedule:
             differ in it are evicted at different steps from then on, so that no single step evicts all of them. A
             prompt that is itself evicted leaves B_max - early entries, if early is not 0.
 
+    Example:
+        >>> schedule = EvictionSchedule(1024, protect=64)
+        >>> schedule.budget_min, schedule.full_at(prompt=100), schedule.kept_for(prompt=100)
+        (896, 1024, 896)
+
     "The prompt" is everything that comes before the first step of a single token.
 
     Raises:

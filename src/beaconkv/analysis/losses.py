@@ -110,6 +110,12 @@ def compare_policies(
         advance: called with the further share of the work that is done; 1 in all.
         overrides: as of :func:`replay`.
 
+    Example:
+        >>> trace = record(model, tokenizer, chain, 40, folder / "compared.trace")
+        >>> rows = [outcome.summary() for outcome in compare_policies(trace, [("beaconkv", 128), ("rkv", 128)])]
+        >>> all(row["bound"] <= row["oracle"] <= row["lost"] for row in rows)
+        True
+
     Raises:
         ValueError: as :func:`replay`; no cell.
     """

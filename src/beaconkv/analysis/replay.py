@@ -102,6 +102,11 @@ def replay(
         advance: called with the number of tokens of all layers that were replayed, ``len(layers) * T`` in the end.
         overrides: further arguments of :class:`beaconkv.EvictionSchedule`.
 
+    Example:
+        >>> trace = record(model, tokenizer, chain, 40, folder / "chain.trace")
+        >>> len(replay(trace, "beaconkv", 128).steps) > 0  # positions of the tokens at which entries were evicted
+        True
+
     Raises:
         ValueError: errors of :func:`replay_schedule`; a layer that was not recorded; a policy that reads values,
             of a trace without values.

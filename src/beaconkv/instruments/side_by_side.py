@@ -29,6 +29,14 @@ class SideBySide(Cache, AnnouncedCache):
     Args:
         caches: New caches, all of one model.
 
+    Example:
+        >>> cache = SideBySide([BoundedCache(model, policy, 96) for policy in ("beaconkv", "rkv")])
+        >>> ids = torch.tensor([chain, chain])  # a row for each cache
+        >>> with torch.no_grad():
+        ...     out = model(ids[:, :40], **{cache_argument(): cache})
+        >>> [own.get_seq_length() for own in cache.caches]
+        [40, 40]
+
     Raises:
         ValueError: no caches; or a model with layers that are not bounded, which cannot be divided.
     """

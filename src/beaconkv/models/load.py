@@ -70,6 +70,11 @@ def load(
         report: called with a message about what takes time.
         kwargs: further arguments of ``AutoModelForCausalLM.from_pretrained``.
 
+    Example:
+        >>> model, tokenizer = load("reasoner")
+        >>> model.dtype
+        torch.float32
+
     Raises:
         ValueError: an unknown name, dtype or device (the message lists the choices), or a device that is not there.
         ConnectionError: the hub does not answer, see :func:`beaconkv.models.hub.hub_arguments`.

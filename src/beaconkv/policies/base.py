@@ -103,13 +103,16 @@ class _NamedMeta(ABCMeta):
 
 @dataclass(frozen=True)
 class EvictionPolicy(metaclass=_NamedMeta):
-    """An eviction method. A subclass with a name is registered everywhere:
+    """An eviction method. A subclass with a name is registered everywhere.
 
-    >>> @dataclass(frozen=True)
-    ... class Newest(EvictionPolicy, name="newest"):
-    ...     '''Keep the newest entries.'''
-    ...     def score(self, view, state):
-    ...         return view.positions.float()
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class Newest(EvictionPolicy, name="newest"):
+        ...     '''Keep the newest entries.'''
+        ...     def score(self, view, state):
+        ...         return view.positions.float()
+        >>> beaconkv.make_policy("newest")
+        Newest()
 
     A subclass receives a :class:`~beaconkv.types.CacheView` and its own state, never a model or a config.
     """

@@ -45,6 +45,10 @@ class PolicySpec:
             chosen: Further arguments of :class:`beaconkv.EvictionSchedule`, which override the recommendation; None
                 stands for no choice.
 
+        Example:
+            >>> parse_policy("rkv:code").schedule(1024).budget_min  # it evicts every 128 steps
+            896
+
         Raises:
             ValueError: another budget than the one the spec fixes; a published interval between evictions that is not
                 possible at this budget; and invalid values of the schedule.
@@ -81,6 +85,11 @@ def parse_policy(spec: str | EvictionPolicy, **settings: Any) -> PolicySpec:
         spec: Text as above; or a policy, which is used as it is, with the recommendations of its class.
         settings: Settings of the policy, which override those in the spec.
 
+    Example:
+        >>> spec = parse_policy("rkv:code:redundancy_weight=0.5")
+        >>> spec.policy.redundancy_weight, spec.prefix
+        (0.5, 0)
+
     Raises:
         ValueError: an unknown name, preset or setting (the message lists the choices), a setting out of
             range, or settings for a policy that is an object already.
@@ -108,7 +117,11 @@ def parse_policy(spec: str | EvictionPolicy, **settings: Any) -> PolicySpec:
 
 
 def make_policy(spec: str, **settings: Any) -> EvictionPolicy:
-    """The policy of a spec, for example ``make_policy("rkv:code")`` or ``make_policy("beaconkv", n_recent=4)``.
+    """The policy of a spec.
+
+    Example:
+        >>> make_policy("beaconkv:4-28", query_pool="mean").n_beacon
+        28
 
     Raises:
         ValueError: as :func:`parse_policy`.

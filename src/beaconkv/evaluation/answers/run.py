@@ -44,6 +44,13 @@ class Evaluation:
         batch_size: maximum number of problems computed together; None: as many as fit, for each cell by itself.
         overrides: those the cells were made with; all samples of a folder must share them.
 
+    Example:
+        >>> cells = make_cells(["full", "beaconkv"], budgets=[128])
+        >>> evaluation = Evaluation(load("reasoner"), load_tasks("plan@0.25", samples=2), cells, Sampling(400))
+        >>> samples = evaluation.execute(folder)  # resumes what is there
+        >>> len(samples.read_text().splitlines())
+        4
+
     Raises:
         ValueError: as :func:`check_runs`.
     """

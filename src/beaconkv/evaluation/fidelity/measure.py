@@ -88,6 +88,12 @@ def measure(
         label: what else distinguishes these results in that file: the model's name, its dtype.
         advance: called with the number of tokens that are done; :func:`work` says how many there will be.
 
+    Example:
+        >>> texts = [Text("chain", tuple(chain), prompt_length=40)]
+        >>> (record,) = measure(model, texts, make_cells(["beaconkv"], budgets=[96]))
+        >>> record["kl"] > 0, record["agreement"] <= 1
+        (True, True)
+
     Returns:
         One dict for each cell and text, cells in their order, texts in theirs.
 

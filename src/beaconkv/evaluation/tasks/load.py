@@ -46,6 +46,10 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
         samples: problems of each task; None: a whole file, or 50 of a reasoning task.
         seed: random seed of the reasoning problems, and of the sample drawn from a file.
 
+    Example:
+        >>> [(task.name, len(task.problems)) for task in load_tasks("machine,plan@0.5", samples=2)]
+        [('machine', 2), ('plan@0.5', 2)]
+
     Raises:
         ValueError: an unknown task or grader (the message lists the choices), a task given twice, a bad file.
         FileNotFoundError: no such file.

@@ -38,9 +38,6 @@ logger = logging.getLogger(__name__)
 class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
     """A key-value cache of fixed size for one model; pass it to ``generate`` or ``forward``.
 
-    >>> cache = BoundedCache(model, policy="beaconkv", budget=2048)
-    >>> model.generate(**inputs, past_key_values=cache, max_new_tokens=32768)
-
     Full-attention layers keep at most ``budget`` entries per KV head; sliding-window and linear layers
     stay as the model made them. While a bounded cache of a model exists, the model's attention runs
     through a wrapper; with other caches it does what it did before. ``detach()``, the end of a ``with``
@@ -56,6 +53,12 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
         stagger: number of steps of each cycle over which the evictions of the layers are spread, so that no single step
             carries all. Layers then hold different numbers of entries, never more than the budget.
         on_evict: called with an :class:`beaconkv.EvictionEvent` after each eviction of each layer.
+
+    Example:
+        >>> cache = BoundedCache(model, policy="beaconkv", budget=192)
+        >>> out = model.generate(**inputs, **{cache_argument(): cache}, max_new_tokens=300, do_sample=False)
+        >>> cache.stats.evictions > 0, cache.stats.entries <= 192
+        (True, True)
 
     Raises:
         ValueError: settings or a model that cannot work; the message names the offender and the choices.

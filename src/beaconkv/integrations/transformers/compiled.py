@@ -26,11 +26,6 @@ from .model_checks import cache_argument, require_uncompiled
 class CompiledDecoder:
     """Runs the decode steps of one bounded cache compiled.
 
-    >>> cache = BoundedCache(model, "beaconkv", budget=2048)
-    >>> logits = model(**prompt, past_key_values=cache).logits[:, -1:]
-    >>> decoder = CompiledDecoder(model, cache)
-    >>> logits = decoder(logits.argmax(-1))
-
     The first call compiles, which takes from half a minute to some minutes. Further caches of the same model, batch and
     budget use what was compiled.
 
@@ -39,6 +34,15 @@ class CompiledDecoder:
         cache: after the prompt. Every layer bounded, with a policy that evicts.
         mode: mode of ``torch.compile``; None: "reduce-overhead" (CUDA graphs) on a GPU, "default" elsewhere.
         backend: backend of ``torch.compile``.
+
+    Example:
+        >>> cache = BoundedCache(model, "beaconkv", budget=192)
+        >>> with torch.no_grad():
+        ...     logits = model(**inputs, **{cache_argument(): cache}).logits[:, -1:]
+        >>> decoder = CompiledDecoder(model, cache, backend="eager")
+        >>> logits = decoder(logits.argmax(-1))  # one step, and so on
+        >>> logits.shape[:2]
+        torch.Size([1, 1])
 
     Raises:
         ValueError: a cache or model that this cannot serve, with the reason.

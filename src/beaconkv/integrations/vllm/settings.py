@@ -32,6 +32,10 @@ class ServingSettings:
         prefill_chunk: Minimum number of prompt tokens between two evictions, wherever vLLM splits the prompt. None: as
             many as vLLM takes in one step (``max_num_batched_tokens``).
 
+    Example:
+        >>> ServingSettings("rkv:code", budget=2048).schedule.budget_min
+        1920
+
     Raises:
         ValueError: settings that cannot work in a server; the message names the offender and the choices.
     """
