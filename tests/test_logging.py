@@ -44,6 +44,19 @@ def test_a_new_cache_is_logged_once(caplog):
         assert part in said, said
 
 
+def test_each_eviction_is_logged_at_debug(caplog):
+    model = tiny("qwen3")
+    with (
+        caplog.at_level(logging.DEBUG, "beaconkv.cache.eviction"),
+        BoundedCache(model, "recent", 24, protect=8) as cache,
+    ):
+        model(torch.arange(1, 41)[None], past_key_values=cache)
+        model(torch.tensor([[7]]), past_key_values=cache)
+    said = [record.getMessage() for record in caplog.records]
+    heads = model.config.num_key_value_heads
+    assert said == [f"recent: 1 rows, {heads} heads: 21 of 40 entries stay"] * model.config.num_hidden_layers
+
+
 def test_rows_that_fit_are_logged(caplog):
     with caplog.at_level(logging.INFO, batch_size.logger.name):
         rows = batch_size.rows_that_fit(tiny("qwen3"), Cell("recent", 64), 16, 16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,8 @@ from torch import Tensor
 from .. import ops
 from ..policies import EvictionPolicy, LayerState
 from ..types import CacheView, EvictionEvent
+
+logger = logging.getLogger(__name__)
 
 
 class EntryStore(Protocol):
@@ -72,6 +75,9 @@ def evict(
     keep = ops.select_entries(
         scores, view.positions, retention.keep, prefix=retention.prefix, protect=retention.protect
     )
+    if logger.isEnabledFor(logging.DEBUG):  # nothing is computed otherwise, and nothing waits for the device
+        held, (count, heads) = view.positions.shape[-1], view.positions.shape[:2]
+        logger.debug("%s: %d rows, %d heads: %d of %d entries stay", policy.name, count, heads, retention.keep, held)
     events = _events(view, scores, keep, state.observation_queries(view.rows), layers, now) if layers else []
     state.evicted(store.retain(view, keep), view.rows)
     return events
