@@ -33,6 +33,6 @@ def key_redundancy(keys: Tensor, positions: Tensor, threshold: float = 0.5) -> T
     for start in range(0, size, BLOCK):
         cos = unit[..., start : start + BLOCK, :] @ unit.transpose(-1, -2)  # (R, H_kv, block, N)
         cos.diagonal(start, dim1=-2, dim2=-1).zero_()
-        newest = positions.unsqueeze(-2).masked_fill(cos <= threshold, -1).amax(dim=-1, keepdim=True)
+        newest = positions.unsqueeze(-2).masked_fill(cos <= threshold, -1).amax(dim=-1, keepdim=True)  # (..., block, 1)
         total += cos.masked_fill_(positions.unsqueeze(-2) == newest, 0.0).sum(dim=-2)
     return (total / size).softmax(dim=-1)

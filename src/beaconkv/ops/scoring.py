@@ -77,7 +77,7 @@ def _logits(queries: Tensor, keys: Tensor, params: AttentionParams) -> Tensor:
     kv_heads = keys.shape[1]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
-    grouped = queries.float().view(rows, kv_heads, heads // kv_heads, n, dim)
+    grouped = queries.float().view(rows, kv_heads, heads // kv_heads, n, dim)  # (R, H_kv, G, n, D)
     logits = params.scaling * torch.einsum("rhgnd,rhkd->rhgnk", grouped, keys.float())
     return logits if params.softcap is None else params.softcap * torch.tanh(logits / params.softcap)
 
@@ -124,4 +124,4 @@ def observation_scores(
         ValueError: an unknown pool, or heads that do not form groups.
     """
     weights = attention_weights(queries, keys, params, query_positions, key_positions, query_scales)
-    return pool(pool(weights, 3, query_pool), 2, group_pool)
+    return pool(pool(weights, 3, query_pool), 2, group_pool)  # (R, H_kv, G, n, N) -> (R, H_kv, N)

@@ -35,8 +35,8 @@ def select_entries(scores: Tensor, positions: Tensor, budget: int, *, prefix: in
         )
     require_finite(scores, "scores")
     oldest_first = positions.argsort(dim=-1)
-    middle = oldest_first[..., prefix : num_entries - protect]
+    middle = oldest_first[..., prefix : num_entries - protect]  # (R, H_kv, N - prefix - protect)
     best = scores.gather(-1, middle).sort(dim=-1, descending=True, stable=True).indices
-    chosen = middle.gather(-1, best[..., : budget - prefix - protect])
+    chosen = middle.gather(-1, best[..., : budget - prefix - protect])  # (R, H_kv, budget - prefix - protect)
     keep = [oldest_first[..., :prefix], chosen, oldest_first[..., num_entries - protect :]]
     return torch.cat(keep, dim=-1).sort(dim=-1).values

@@ -36,7 +36,7 @@ def pool_positions(scores: Tensor, positions: Tensor, kernel: int, how: str) -> 
     if how == "none":
         return scores
     oldest_first = positions.argsort(dim=-1)
-    in_time = scores.gather(-1, oldest_first)
+    in_time = scores.gather(-1, oldest_first)  # (R, H_kv, N), oldest first
     if how == "avg":
         pooled = functional.avg_pool1d(in_time, kernel, stride=1, padding=kernel // 2, count_include_pad=False)
     else:

@@ -58,7 +58,7 @@ MUTANTS = [
     triton_rope(
         "the norm of a pair that turns alike", "norm = ones * c + sign * ones_paired * s", "norm = c * c + s * s"
     ),
-    triton_rope("all dimensions turn", "is_rotary = inside & (d < rotary)", "is_rotary = inside"),
+    triton_rope("all dimensions turn", "is_rotated = inside & (d < rotary)", "is_rotated = inside"),
     triton_rope(
         "every row takes its own cos, also where there is one",
         "return row if cos.shape[0] > 1 else 0, step",

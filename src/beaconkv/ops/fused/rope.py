@@ -24,11 +24,11 @@ def unrotate_into(target: Tensor, start: int, x: Tensor, rope: Rope) -> None:
     cos1, cos2, sin1, sin2 = (t.unsqueeze(1) for table in (cos, sin) for t in layout.of_pairs(table))
     rotated = 2 * cos1.shape[-1]
     norm = rope.apply(rope.apply(ones, cos, sin), cos, -sin)[..., :rotated]
-    norm1, norm2 = layout.pairs(norm)
+    norm1, norm2 = layout.pairs(norm)  # (R or 1, 1, m, D_rot) -> twice (R or 1, 1, m, D_rot / 2)
     step = heads if x.device.type != "cpu" else max(1, BLOCK // (rows * m * dim))
     for head in range(0, heads, step):
         into, own = out[:, head : head + step], x[:, head : head + step].float()
-        first, second = layout.pairs(own[..., :rotated])
+        first, second = layout.pairs(own[..., :rotated])  # (R, step, m, D_rot / 2) each
         first_out, second_out = layout.pairs(into[..., :rotated])
         # No fused multiply-add: it would round once where the reference rounds twice.
         first_out.copy_((first * cos1).add_(second * sin1).div_(norm1))

@@ -19,10 +19,10 @@ def farthest_point_sampling(queries: Tensor, num_samples: int) -> Tensor:
     size = queries.shape[-2]
     num_samples = min(num_samples, size)
     cos = _cosine_matrices(queries.reshape(-1, *queries.shape[-2:]))
-    pick = cos.mean(dim=-1).argmin(dim=-1)
+    pick = cos.mean(dim=-1).argmin(dim=-1)  # (P, N, N) -> (P,)
     # A picked query has infinite cosine to itself, so it is never the farthest.
     cos.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    to_picks = cos.view(-1, size)  # row of query j in set i: i * size + j
+    to_picks = cos.view(-1, size)  # (P * N, N): row of query j in set i: i * size + j
     first_row = torch.arange(cos.shape[0], device=cos.device) * size
     picks = torch.empty(num_samples, cos.shape[0], dtype=torch.int64, device=cos.device)
     nearest = torch.full_like(to_picks[: cos.shape[0]], -torch.inf)

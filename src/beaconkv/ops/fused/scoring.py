@@ -29,7 +29,7 @@ def observation_scores(
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads are not a multiple of {kv_heads} KV heads")
     group = heads // kv_heads
-    grouped = (queries.float() * params.scaling).view(rows, kv_heads, group * n, dim)
+    grouped = (queries.float() * params.scaling).view(rows, kv_heads, group * n, dim)  # (R, H_kv, G * n, D)
     sinks = None if params.sinks is None else params.sinks.float().view(kv_heads, group, 1, 1)
     scales = None
     if query_scales is not None:
@@ -64,7 +64,7 @@ def _weights(
     Returns:
         (R, h, G, n, N) float32.
     """
-    logits = (queries @ keys.float().transpose(-1, -2)).unflatten(2, (-1, at.shape[1]))
+    logits = (queries @ keys.float().transpose(-1, -2)).unflatten(2, (-1, at.shape[1]))  # (R, h, G, n, N)
     if params.softcap is not None:
         logits = logits.div_(params.softcap).tanh_().mul_(params.softcap)
     if scales is not None:

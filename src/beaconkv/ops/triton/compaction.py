@@ -73,12 +73,12 @@ def _fill(
     row, head = program // heads, program % heads
     slot = tl.program_id(1).to(tl.int64) * SLOTS + tl.arange(0, SLOTS)
     from_ = tl.load(source + row * stride_sr + head * stride_sh + slot * stride_sk, mask=slot < new_length, other=0)
-    hole = from_ >= new_length
+    hole = from_ >= new_length  # (SLOTS,)
     if ROWS:
         row = tl.load(index + row)
     entries = tensor + row * stride_row + head * stride_head
     for start in range(0, width, WIDTH):
         d = start + tl.arange(0, WIDTH)
-        moves = hole[:, None] & (d < width)[None, :]
+        moves = hole[:, None] & (d < width)[None, :]  # (SLOTS, WIDTH)
         moved = tl.load(entries + from_[:, None] * stride_slot + d[None, :], mask=moves)
         tl.store(entries + slot[:, None] * stride_slot + d[None, :], moved, mask=moves)

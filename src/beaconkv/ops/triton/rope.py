@@ -88,8 +88,8 @@ def _unrotate(
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     row, head = program // heads, program % heads
-    step = (tl.program_id(1).to(tl.int64) * STEPS + tl.arange(0, STEPS))[:, None]
-    d = tl.arange(0, DIM)[None, :]
+    step = (tl.program_id(1).to(tl.int64) * STEPS + tl.arange(0, STEPS))[:, None]  # (STEPS, 1)
+    d = tl.arange(0, DIM)[None, :]  # (1, DIM); what follows is (STEPS, DIM)
     # The other dimension of each pair, and whether a dimension is the second of its pair.
     if NEIGHBOURS:
         second = d % 2 == 1

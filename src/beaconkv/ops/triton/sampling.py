@@ -92,20 +92,20 @@ def _sample_matrix(
     CHUNK: tl.constexpr,
 ):
     head = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SIZE)
+    i = tl.arange(0, SIZE)  # (SIZE,)
     exists = i < size
-    rows = queries + head * stride_head + i[:, None].to(tl.int64) * stride_query
+    rows = queries + head * stride_head + i[:, None].to(tl.int64) * stride_query  # (SIZE, 1)
     d = tl.arange(0, DIM)
     x = tl.load(rows + d[None, :] * stride_dim, mask=exists[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
-    largest, norm = _lengths(x)
+    largest, norm = _lengths(x)  # x (SIZE, DIM) -> (SIZE,)
     nonzero = tl.max(tl.abs(x), axis=1) > 0
 
     cos = tl.zeros((SIZE, SIZE), dtype=tl.float32)
     for start in range(0, dim, CHUNK):
         c = start + tl.arange(0, CHUNK)
         part = tl.load(rows + c[None, :] * stride_dim, mask=exists[:, None] & (c < dim)[None, :], other=0.0)
-        part = _scaled(part.to(tl.float32), largest, norm)
-        cos = tl.dot(part, tl.trans(part), cos, input_precision="ieee")
+        part = _scaled(part.to(tl.float32), largest, norm)  # (SIZE, CHUNK)
+        cos = tl.dot(part, tl.trans(part), cos, input_precision="ieee")  # (SIZE, SIZE)
     # A query's cosine to itself is exactly 1 (0 for the zero vector): rounding there would break ties.
     cos = tl.where(i[:, None] == i[None, :], tl.where(nonzero, 1.0, 0.0)[:, None], cos)
 
@@ -115,7 +115,7 @@ def _sample_matrix(
     nearest = tl.where(exists, -float("inf"), float("inf"))  # cosine to the nearest pick; +inf: never picked
     for step in range(num_samples):
         tl.store(picks + head * num_samples + step, pick.to(tl.int64))
-        to_pick = tl.sum(tl.where(i[None, :] == pick, cos, 0.0), axis=1)
+        to_pick = tl.sum(tl.where(i[None, :] == pick, cos, 0.0), axis=1)  # (SIZE,)
         nearest = tl.where(i == pick, float("inf"), tl.maximum(nearest, to_pick))
         pick = tl.argmin(nearest, axis=0)
 
@@ -130,7 +130,7 @@ def _unit_vectors(
     inside = (i < size)[:, None] & (d < dim)[None, :]
     at = queries + head * stride_head + i[:, None] * stride_query + d[None, :] * stride_dim
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    largest, norm = _lengths(x)
+    largest, norm = _lengths(x)  # x (BLOCK, DIM) -> (BLOCK,)
     tl.store(unit + (head * size + i[:, None]) * dim + d[None, :], _scaled(x, largest, norm), mask=inside)
 
 
@@ -166,7 +166,7 @@ def _sample(unit, nearest, picks, size, dim, num_samples, BLOCK: tl.constexpr, D
 
     for step in range(num_samples):
         tl.store(picks + head * num_samples + step, pick.to(tl.int64))
-        picked = tl.load(unit + pick.to(tl.int64) * dim + d, mask=d < dim, other=0.0)
+        picked = tl.load(unit + pick.to(tl.int64) * dim + d, mask=d < dim, other=0.0)  # (DIM,)
         lowest = tl.full((), float("inf"), dtype=tl.float32)
         following = tl.full((), 0, dtype=tl.int32)
         tl.debug_barrier()  # other threads of the program wrote what this one reads
@@ -174,7 +174,7 @@ def _sample(unit, nearest, picks, size, dim, num_samples, BLOCK: tl.constexpr, D
             exists = start + i < size
             at = unit + (start + i)[:, None].to(tl.int64) * dim + d[None, :]
             tile = tl.load(at, mask=exists[:, None] & (d < dim)[None, :], other=0.0)
-            near = tl.load(nearest + start + i, mask=exists, other=float("inf"))
+            near = tl.load(nearest + start + i, mask=exists, other=float("inf"))  # (BLOCK,)
             near = tl.maximum(near, tl.sum(tile * picked[None, :], axis=1))
             near = tl.where(start + i == pick, float("inf"), near)
             tl.store(nearest + start + i, near, mask=exists)

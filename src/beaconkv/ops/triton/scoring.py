@@ -187,7 +187,7 @@ def _span_totals(
     i = tl.program_id(2) * QUERIES + tl.arange(0, QUERIES)
     query_exists = i < n
     i64 = i.to(tl.int64)
-    query_rows = queries + row * stride_qr + head * stride_qh + i64[:, None] * stride_qn
+    query_rows = queries + row * stride_qr + head * stride_qh + i64[:, None] * stride_qn  # (QUERIES, 1)
     at = tl.load(query_positions + row * stride_qpr + i64 * stride_qpn, mask=query_exists, other=0)
     if SCALES:
         scale = tl.load(scales + row * stride_sr + head * stride_sh + i64 * stride_sn, mask=query_exists, other=0.0)
@@ -209,7 +209,8 @@ def _span_totals(
         )  # fmt: skip
         if SCALES:
             logits *= scale[:, None]
-        logits = tl.where(visible, logits, -float("inf"))  # what is not visible may be NaN
+        # (QUERIES, ENTRIES); the product with an entry that is not visible may be NaN
+        logits = tl.where(visible, logits, -float("inf"))
         above = tl.maximum(largest, tl.max(logits, axis=1))
         base = tl.where(above == -float("inf"), 0.0, above)  # no visible logit so far: avoids -inf - (-inf)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(logits - base[:, None]), axis=1)
@@ -235,7 +236,7 @@ def _pooled_weights(
     j = tl.program_id(1) * ENTRIES + tl.arange(0, ENTRIES)
     entry_exists = j < size
     j64 = j.to(tl.int64)
-    key_rows = keys + row * stride_kr + kv_head * stride_kh + j64[None, :] * stride_kn
+    key_rows = keys + row * stride_kr + kv_head * stride_kh + j64[None, :] * stride_kn  # (1, ENTRIES)
     held = tl.load(
         key_positions + row * stride_kpr + kv_head * stride_kph + j64 * stride_kpn, mask=entry_exists, other=0
     )
@@ -258,7 +259,7 @@ def _pooled_weights(
                 mask=query_exists[:, None] & (s < spans)[None, :],
                 other=-float("inf"),
             )
-            largest = tl.max(span_total, axis=1)
+            largest = tl.max(span_total, axis=1)  # (QUERIES, SPANS) -> (QUERIES,)
             if SCALES:
                 scale = tl.load(
                     scales + row * stride_sr + head * stride_sh + i64 * stride_sn, mask=query_exists, other=0.0
@@ -282,7 +283,7 @@ def _pooled_weights(
                 logits *= scale[:, None]
             visible = (held[None, :] <= at[:, None]) & entry_exists[None, :] & query_exists[:, None]
             weights = tl.where(visible, tl.exp(logits - total[:, None]), 0.0)
-            over_queries = tl.maximum(over_queries, tl.max(weights, axis=0))
+            over_queries = tl.maximum(over_queries, tl.max(weights, axis=0))  # (QUERIES, ENTRIES) -> (ENTRIES,)
             query_sum += tl.sum(weights, axis=0)
         pooled = _pooled(over_queries, query_sum, n, QUERY_MAX)
         over_group = tl.maximum(over_group, pooled)
