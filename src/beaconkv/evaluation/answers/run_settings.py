@@ -1,4 +1,4 @@
-"""What the samples of a run depend on."""
+"""The settings that the samples of a run depend on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .decoding import Sampling
 def run_settings(
     tasks: Sequence[Task], sampling: Sampling, seed: int, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What samples depend on beside the weights; known before a model is loaded. Batches may differ in size."""
+    """The settings that samples depend on and that need no model, so without the weights. Batch sizes may differ."""
     return {
         "tasks": {task.name: hashlib.sha256(repr(task.problems).encode()).hexdigest()[:16] for task in tasks},
         "sampling": asdict(sampling),

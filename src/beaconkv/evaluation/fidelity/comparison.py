@@ -1,4 +1,4 @@
-"""Fidelity records, put together: means over texts, their intervals, and paired differences."""
+"""Summary of fidelity records: means over texts, their intervals, and paired differences."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def compare(records: Sequence[dict[str, Any]], against: str | None = None, seed:
     """One row for each policy and budget, in order of appearance.
 
     Each of :data:`MEASURES` becomes {"mean", "low", "high"}: mean over texts and its 95% interval (bootstrap over
-    texts; low and high are None for a single text), or None where it was not taken. ``difference`` holds the same of
-    kl, agreement and mass_lost minus those of ``against`` at the same budget, text by text. :data:`COSTS`
-    are plain means, None where nobody knows.
+    texts; low and high are None for a single text), or None where it was not measured. ``difference`` holds the same
+    for kl, agreement and mass_lost minus those of ``against`` at the same budget, text by text. :data:`COSTS`
+    are plain means, None where they are not known.
 
     Args:
-        records: from :func:`beaconkv.evaluation.fidelity.measure.measure`.
-        against: a policy spec among them.
-        seed: of the resampling.
+        records: Records from :func:`beaconkv.evaluation.fidelity.measure.measure`.
+        against: Spec of a policy among them.
+        seed: Random seed of the resampling.
 
     Raises:
         ValueError: no record is of ``against``.

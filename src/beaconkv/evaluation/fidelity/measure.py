@@ -1,4 +1,4 @@
-"""Fidelity: how near a bounded cache stays to the full one on given texts. No answers are needed.
+"""Fidelity: the distance of a bounded cache to the full cache on given texts. No answers are needed.
 
 Both caches read the same text (teacher forcing); the full one in a single pass, the bounded one token by
 token, because what it evicts depends on it. At each token after the prompt their next-token distributions are compared.
@@ -29,21 +29,21 @@ from .reference import Reference, read_reference, sampled_steps
 from .texts import Text
 
 HEAD_TOKENS = 128
-"""Tokens whose logits exist at a time."""
+"""Number of tokens whose logits exist at the same time."""
 
 
 @dataclass(frozen=True)
 class FidelitySettings:
-    """How it is measured.
+    """Settings of the measurement.
 
     Attributes:
-        rows: texts that go through the model together. More is faster, and holds more references in memory:
-            hidden states, keys and sampled queries of the whole text.
-        together: methods and budgets that go through the model side by side, which pays for its matrices once. Then
-            nobody knows the speed of one: ``tokens_per_second`` is None.
-        chunk: tokens of a forward pass with the full cache.
-        mass_every: attention mass is taken at one token in so many; 0: not at all.
-        seed: chooses these tokens.
+        rows: Number of texts in one batch. More are faster, and need more memory for references: hidden states, keys
+            and sampled queries of the whole text.
+        together: Number of methods and budgets in one forward pass, which multiplies the model's matrices once for all.
+            The speed of a single one is then not known: ``tokens_per_second`` is None.
+        chunk: Number of tokens in a forward pass with the full cache.
+        mass_every: Interval, in tokens, at which lost attention is measured; 0 turns the measurement off.
+        seed: Random seed of the tokens at which it is measured.
 
     Raises:
         ValueError: a number that is too small.
@@ -73,20 +73,20 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Compare each cell with the full cache on each text.
 
-    A record says, over the tokens after the prompt, given all before: ``kl``, the mean of KL(full ‖ bounded) of the
-    next-token distribution in nats; ``agreement``, how often both find the same token likeliest; ``nll_full`` and
-    ``nll``, mean negative log-likelihood of the text (perplexity is its exponential); ``mass_lost``, the share of
-    the full cache's attention probability on entries that are gone (mean over layers and heads; sampled tokens;
+    A record holds, over the tokens after the prompt, given all before: ``kl``, the mean of KL(full ‖ bounded) of the
+    next-token distribution in nats; ``agreement``, the share of tokens at which both have the same likeliest token;
+    ``nll_full`` and ``nll``, mean negative log-likelihood of the text (perplexity is its exponential); ``mass_lost``,
+    the share of the full cache's attention probability on evicted entries (mean over layers and heads; sampled tokens;
     None if switched off); ``evictions``; bytes, see :class:`~beaconkv.evaluation.fidelity.follow.RowCost`; and
     ``tokens_per_second`` of the whole batch, decoder only.
 
     The first token after the prompt is predicted by the prompt's own pass, which attends to the whole prompt.
 
     Args:
-        cells: from :func:`beaconkv.evaluation.cells.make_cells`.
-        records: a JSONL file. Records are added as they are done; those found there are not measured again.
-        label: what else distinguishes these results in that file: the model's name, its dtype.
-        advance: told of tokens that are done; :func:`work` says how many there will be.
+        cells: Cells from :func:`beaconkv.evaluation.cells.make_cells`.
+        records: Path of a JSONL file. Records are added as they are done; those found there are not measured again.
+        label: Label that distinguishes these results in that file, such as the model's name and its dtype.
+        advance: Function called with the number of tokens that are done; :func:`work` returns their number in all.
 
     Returns:
         One dict for each cell and text, cells in their order, texts in theirs.
@@ -134,12 +134,12 @@ def measure(
 
 
 def work(texts: Sequence[Text], cells: Sequence[Cell]) -> int:
-    """Tokens that :func:`measure` will report."""
+    """Number of tokens that :func:`measure` will report."""
     return len(cells) * sum(text.predictions for text in texts)
 
 
 def _groups(cells: Sequence[Cell], together: int) -> list[list[int]]:
-    """Numbers of the cells that are measured side by side: those of one budget first, so that all grow alike."""
+    """Numbers of the cells that share a forward pass: cells of one budget first, so that all grow in the same way."""
     order = sorted(range(len(cells)), key=lambda c: (cells[c].budget or 0, c)) if together > 1 else range(len(cells))
     return [list(order[start : start + together]) for start in range(0, len(cells), together)]
 
@@ -202,7 +202,7 @@ def _record(cell: Cell, text: Text, sums: Tensor, lost: LostMass | None, row: in
 
 
 def _compare(head: OutputHead, full: Tensor, bounded: Tensor, target: Tensor) -> Tensor:
-    """full, bounded (n, D), target (n,) -> (4, n): KL, agreement, and the target's negative log-likelihoods."""
+    """KL, agreement and the target's negative log-likelihoods (4, n), from full, bounded (n, D) and target (n,)."""
     p, q = (head.logits(hidden).log_softmax(-1) for hidden in (full, bounded))
     same = (p.argmax(-1) == q.argmax(-1)).float()
     nll = [-t.gather(1, target.unsqueeze(1)).squeeze(1) for t in (p, q)]
@@ -210,7 +210,7 @@ def _compare(head: OutputHead, full: Tensor, bounded: Tensor, target: Tensor) ->
 
 
 def _key(label: str, settings: FidelitySettings, cell: Cell, text: Text) -> str:
-    """Equal for what would give an equal record."""
+    """A key that is equal for measurements with equal records."""
     policy = repr(parse_policy(cell.policy).policy)
     parts = [label, settings.mass_every, settings.seed, policy, vars(cell.schedule), text.digest, text.name]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""The figures and tables by name."""
+"""The figures and tables, with their names."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ INTERVALS = "Bars and bands: 95% intervals over {over}; methods are set apart si
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a figure is made of.
+    """The recipe of a figure.
 
     Attributes:
-        title: over it.
-        body: (measured, found, task, measure) -> Markdown of one task.
-        wanted: specs; None: all there are.
-        full: whether the full cache belongs to it.
-        blocks: (measured, policies, measure) -> the picture; None: there is none.
-        paper: what the paper reports, as Markdown.
-        kind: of the results.
-        main_only: show the task of all problems alone.
-        note: what else its numbers mean.
+        title: Title of the figure.
+        body: Function (measured, found, task, measure) -> Markdown of one task.
+        wanted: Specs of the policies; None: all that the results have.
+        full: Whether the full cache belongs to it.
+        blocks: Function (measured, policies, measure) -> the picture; None: there is none.
+        paper: Numbers of the paper, as Markdown.
+        kind: Kind of the results.
+        main_only: Whether only the task of all problems is shown.
+        note: Note on the meaning of its numbers.
     """
 
     title: str
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def quality_blocks(measured: Measured, policies: Sequence[str], measure: str) -> list[Block]:
-    """Quality against budget: all tasks large, each task small beside it."""
+    """Quality against budget: all tasks in a large panel, each task in a small one."""
     ylabel = f"{MEASURES[measure]}, %"
     blocks = []
     for title, group in groups(policies):
@@ -153,4 +153,4 @@ FIGURES = {
         kind="fidelity",
     ),
 }
-"""Name -> recipe."""
+"""Recipes by name."""

@@ -1,4 +1,4 @@
-"""From result files to a figure: choose the rows, say what is missing, write the files."""
+"""From result files to a figure: choose the rows, remark on what is missing, write the files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .tables import MEASURES, Found, section
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was written.
+    """The files that were written.
 
     Attributes:
-        files: paths.
-        remarks: what is missing, and what a reader must know.
+        files: Paths of the files.
+        remarks: Remarks on missing rows and on the results.
     """
 
     files: list[Path]
@@ -35,14 +35,14 @@ def draw(
     """Write ``NAME.md`` and, where a picture helps, ``NAME.png`` and ``NAME.svg``.
 
     Args:
-        name: of :data:`FIGURES`.
-        paths: result files, or folders that hold one; parts of one run are put together.
-        out: a folder; it is made.
-        measure: "accuracy" or "steps_right".
-        panels: show different models or problems beside each other.
+        name: Name of the figure, one of :data:`FIGURES`.
+        paths: Paths of result files, or of folders that hold one; parts of one run are merged.
+        out: Folder of the files; it is made.
+        measure: Measure that is shown, "accuracy" or "steps_right".
+        panels: Whether to show different models or problems side by side.
 
     Raises:
-        ValueError: an unknown name or measure; a result of another kind; what :func:`merge` refuses; results
+        ValueError: an unknown name or measure; a result of another kind; errors of :func:`merge`; results
             without any row of this figure (the message names the command that makes them).
         FileNotFoundError: no such result.
         ModuleNotFoundError: a picture without matplotlib.
@@ -85,7 +85,7 @@ def _choose(measured: Measured, recipe: Recipe) -> Found:
 
 
 def _remarks(name: str, recipe: Recipe, measured: Measured, found: Found, several: bool) -> list[str]:
-    """What is missing by name, with the command that makes it; budgets that were never reached; another scope."""
+    """Remarks: what is missing, with the command that makes it; budgets that were never reached; another scope."""
     task, start = measured.tasks[0], f"{measured.label}: " if several else ""
     absent = [policy for policy in recipe.wanted or () if policy not in found]
     if recipe.full and measured.full(task) is None:

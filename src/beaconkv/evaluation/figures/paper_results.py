@@ -1,4 +1,4 @@
-"""The few figures of the BeaconKV paper that the tables stand beside. None of them was measured here.
+"""Some numbers of the BeaconKV paper, shown for comparison with the tables. This project measured none of them.
 
 Kim, Kim, Shim and Choi, BeaconKV, arXiv 2609.04971, ICML 2026. Accuracy is mean pass@1 in percent, over 8 runs of
 AIME24 and 4 of the others, at temperature 0.6 and with at most 32,768 new tokens, without intervals.

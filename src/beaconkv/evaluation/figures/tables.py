@@ -10,7 +10,7 @@ from .plots import task_title
 from .results import Measured
 
 Found = dict[str, str]
-"""Wanted spec -> the spec in the results."""
+"""Spec in the results by the wanted spec."""
 POOLS = ("max", "mean")
 
 
@@ -32,7 +32,7 @@ def splits(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def pooling(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 2, queries and heads taken apart: four cells a budget."""
+    """Table 2, with separate pools of queries and heads: four cells per budget."""
     parts = []
     for budget in measured.budgets(list(found.values())):
         rows = []
@@ -45,7 +45,7 @@ def pooling(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def initial(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 3: the first queries of the text in the place of beacons."""
+    """Table 3: the first queries of the text in place of beacons."""
     rows = []
     first, beacon = found.get("initial_recent"), found.get("beaconkv")
     for budget in measured.budgets(list(found.values())):
@@ -57,7 +57,7 @@ def initial(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def lengths(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 6: output lengths, with what lies behind long ones."""
+    """Table 6: output lengths, with causes of long ones."""
     header = ["policy", "budget", "mean tokens", "of the full cache", "cut off", "loops", MEASURES[measure] + ", %"]
     full = measured.full(task)
     rows = [] if full is None else [full]
@@ -79,7 +79,7 @@ def lengths(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 MEASURES = {"accuracy": "exact answers", "steps_right": "right steps"}
-"""Field of a row -> what it is called."""
+"""Name of a measure by its field in a row."""
 
 
 def quality(measured: Measured, found: Found, task: str, measure: str) -> str:
@@ -118,7 +118,7 @@ def memory(measured: Measured, found: Found, task: str, measure: str) -> str:
 def difference(
     measured: Measured, first: str | None, second: str | None, budget: int, task: str, measure: str
 ) -> dict[str, Any] | None:
-    """The paired difference first - second where the run has taken it either way round, else None."""
+    """The paired difference first - second where the run has it in either order, else None."""
     for one, other, turned in ((first, second, False), (second, first, True)):
         row = measured.rows.get((one, budget, task), {})
         against = row.get("against", {})

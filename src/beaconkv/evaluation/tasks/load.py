@@ -1,4 +1,4 @@
-"""What can be evaluated: the bundled reasoning tasks, and any file of problems and answers."""
+"""Loading tasks: the bundled reasoning tasks, and any file of problems and answers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .problems import Problem, load_problems
 
 @dataclass(frozen=True)
 class Task:
-    """Problems of one kind and how their answers are judged.
+    """Problems of one kind and the function that grades their answers.
 
     Attributes:
-        name: as it stands in results.
-        problems: in a fixed order.
-        grade: (problem, response, capped) -> fields of the record; "correct" among them, and "steps_right" (share
-            of steps) where steps can be judged.
-        chat: whether the problem is a user's message (a chat template is applied) or raw text.
-        max_new_tokens: a limit that no right answer exceeds, or None if nobody knows.
-        grader: name of the grader behind ``grade``; None where the task judges steps itself.
+        name: Name in results.
+        problems: Problems, in a fixed order.
+        grade: Function (problem, response, capped) -> fields of the record; "correct" among them, and "steps_right"
+            (share of steps) where steps can be judged.
+        chat: Whether the problem is a user's message (a chat template is applied) or raw text.
+        max_new_tokens: Maximum number of tokens of a right answer, or None if it is not known.
+        grader: Name of the grader that ``grade`` calls; None where the task judges steps itself.
     """
 
     name: str
@@ -40,11 +40,11 @@ def load_tasks(names: str, samples: int | None, seed: int = 0) -> list[Task]:
     """Tasks from a list like ``machine,search`` or ``reasoning`` or ``problems.jsonl:choice``.
 
     Args:
-        names: separated by commas: a reasoning task; "reasoning", all of them; either with a length, as in
-            ``machine@0.5`` for half as many steps; or a JSONL file of problems, with the name of a grader behind
-            a colon (default: math).
-        samples: problems of each task; None: a whole file, or 50 of a reasoning task.
-        seed: of the reasoning problems, and of the sample drawn from a file.
+        names: Names separated by commas: a reasoning task; "reasoning", all of them; either with a length, as in
+            ``machine@0.5`` for half as many steps; or a JSONL file of problems, followed by a colon and the name of a
+            grader (default: math).
+        samples: Number of problems of each task; None: a whole file, or 50 of a reasoning task.
+        seed: Random seed of the reasoning problems, and of the sample drawn from a file.
 
     Raises:
         ValueError: an unknown task or grader (the message lists the choices), a task given twice, a bad file.
@@ -113,10 +113,10 @@ def _reasoning_task(kind: str, samples: int, seed: int, length: float) -> Task:
 
 
 def grade_chain(problem: reasoning.ReasoningProblem, response: str, capped: bool) -> dict[str, Any]:
-    """Judge a chain: the answer, the share of right steps, and what the first wrong step was.
+    """Judge a chain: the answer, the share of right steps, and the kind of the first wrong step.
 
-    Steps count as right by the model's own earlier steps, and out of the steps of the reference (or its own, if it
-    wrote more): what was never written is not right.
+    A step is right if it follows from the model's own earlier steps. The share is out of the steps of the reference (or
+    of the model's own, if it wrote more), so that steps that were not written count as wrong.
     """
     steps = problem.check(response + ("" if capped else reasoning.END))
     number = max(len(problem.check(problem.chain)), len(steps))

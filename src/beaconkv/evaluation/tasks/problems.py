@@ -32,16 +32,16 @@ def load_problems(
     answer_field: str = "answer",
     id_field: str = "id",
 ) -> list[Problem]:
-    """Read one JSON object a line; blank lines are passed over.
+    """Read one JSON object per line; blank lines are skipped.
 
     Args:
-        path: the file, UTF-8.
-        limit: take at most so many: the first ones, or a random sample if ``seed`` is given. Either way they
+        path: Path of the file, UTF-8.
+        limit: Maximum number of problems: the first ones, or a random sample if ``seed`` is given. In both cases they
             stay in the order of the file.
-        seed: of the sample.
-        prompt_field: name of the field with the problem; by default the first of ``PROMPT_FIELDS`` that is there.
-        answer_field: name of the field with the answer, a text or a number.
-        id_field: name of the field with the id, a text or a number. Where it is missing, an id is made from the
+        seed: Random seed of the sample.
+        prompt_field: Name of the field with the problem; by default the first of ``PROMPT_FIELDS`` that is there.
+        answer_field: Name of the field with the answer, a text or a number.
+        id_field: Name of the field with the id, a text or a number. Where it is missing, an id is made from the
             problem's text, so that it stays the same when lines are added or moved.
 
     Raises:
