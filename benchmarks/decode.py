@@ -1,15 +1,15 @@
-"""Milliseconds a decode step and bytes, methods in turn within one run, so that ratios hold on a noisy machine.
+"""Milliseconds per decode step and bytes, methods in turn within one run, so that ratios hold on a noisy machine.
 
     python benchmarks/decode.py --batch 1 --prompt 128 --tokens 1024 --budget 1024 --policies full,rpc,beaconkv
     python benchmarks/decode.py --preset table4-full     # a block of the paper's tables, on a GPU of 80 GB
 
 Phases are timed in steps of their own, after the others. ``dynamic`` is transformers' own DynamicCache. Random weights
 of any size: ``--model random:qwen3-4b``. With ``--fill N`` every cache starts from a random prompt of N tokens read in
-pieces, so that the steps measured are those near that length.
+chunks, so that the steps measured are those near that length.
 
 ``--text N`` gives the mean rate over a whole text of N written tokens, as papers do: steps are measured at each length
-of ``--fills`` (whole cycles where evictions come), and the curve through them is summed over the N steps. That is an
-integral of a measured curve, and the title says so. ``--whole`` takes all N steps instead, which may take hours.
+of ``--fills`` (whole cycles where evictions come), and the curve through them is summed over the N steps. The title of
+the table names this an integral of a measured curve. ``--whole`` takes all N steps instead, which may take hours.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from beaconkv.policies import parse_policy
 QWEN3_4B = dict(
     model="random:qwen3-4b", dtype="bfloat16", device="cuda", prompt=130, tokens=64, text=32768, one_by_one=True,
 )  # fmt: skip
-"""What the paper's system tables have in common: Qwen3-4B, 32K generated tokens, rates as means over all of them. The
-sources do not say how long the prompt was."""
+"""Settings of all of the paper's system tables: Qwen3-4B, 32K generated tokens, rates as means over all of them. The
+sources do not give the length of the prompt."""
 
 PRESETS = {
     "table4-full": dict(
         **QWEN3_4B, batch=14, budget=2048, policies="full,beaconkv", fills="0,2048,8192,16384,24576,32640"
     ),
-    "table4-2k": dict(**QWEN3_4B, batch=192, budget=2048, policies="rpc,beaconkv", fills="0,2048,3072", piece=128),
-    "table4-1k": dict(**QWEN3_4B, batch=320, budget=1024, policies="rpc,beaconkv", fills="0,1024,2048", piece=128),
-    "table5": dict(**QWEN3_4B, batch=320, budget=1024, policies="snapkv,rpc,beaconkv", fills="0,1024,2048", piece=128),
+    "table4-2k": dict(**QWEN3_4B, batch=192, budget=2048, policies="rpc,beaconkv", fills="0,2048,3072", chunk=128),
+    "table4-1k": dict(**QWEN3_4B, batch=320, budget=1024, policies="rpc,beaconkv", fills="0,1024,2048", chunk=128),
+    "table5": dict(**QWEN3_4B, batch=320, budget=1024, policies="snapkv,rpc,beaconkv", fills="0,1024,2048", chunk=128),
 }
 """Table 4's three blocks: BeaconKV against the full cache at batch 14, against RPC at 2K and batch 192, and at 1K and
 batch 320; Table 5: the last one with SnapKV. A bounded cache costs the same at every length: its curve is short."""
@@ -90,28 +90,42 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=128, help="random tokens")
-    parser.add_argument("--fill", type=int, default=0, help="further random tokens before the first step measured")
-    parser.add_argument("--piece", type=int, default=512, help="tokens of the fill that are read at a time")
-    parser.add_argument("--tokens", type=int, default=512, help="steps of each method; with --text, at each length")
-    parser.add_argument("--text", type=int, help="written tokens over which the mean rate is worked out")
-    parser.add_argument("--fills", default="0", help="with --text: lengths behind the prompt where steps are measured")
-    parser.add_argument("--whole", action="store_true", help="with --text: measure all its steps, not a curve")
-    parser.add_argument("--phase-steps", type=int, default=128, help="further steps in which phases are timed")
+    parser.add_argument("--prompt", type=int, default=128, help="number of random tokens of the prompt")
+    parser.add_argument(
+        "--fill", type=int, default=0, help="number of further random tokens before the first step measured"
+    )
+    parser.add_argument("--chunk", type=int, default=512, help="number of tokens of the fill in each chunk")
+    parser.add_argument(
+        "--tokens", type=int, default=512, help="number of steps of each method; with --text, at each length"
+    )
+    parser.add_argument("--text", type=int, help="number of written tokens over which the mean rate is computed")
+    parser.add_argument(
+        "--fills", default="0", help="with --text: numbers of tokens after the prompt at which steps are measured"
+    )
+    parser.add_argument("--whole", action="store_true", help="whether to measure all steps of --text, not a curve")
+    parser.add_argument(
+        "--phase-steps", type=int, default=128, help="number of further steps in which phases are timed"
+    )
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--policies", default="dynamic,full,streaming_llm,rpc,snapkv,beaconkv")
     parser.add_argument("--stagger", type=int, default=1)
-    parser.add_argument("--compiled", action="store_true", help="each bounded method a second time, torch.compiled")
-    parser.add_argument("--one-by-one", action="store_true", help="one method after the other: where memory is short")
+    parser.add_argument(
+        "--compiled", action="store_true", help="whether to measure each bounded method a second time, torch.compiled"
+    )
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="whether to measure one method after the other, which takes less memory",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="a file the JSON line is added to")
+    parser.add_argument("--out", help="path of a file the JSON line is added to")
     known, _ = parser.parse_known_args(arguments)
     if known.preset:
         parser.set_defaults(**PRESETS[known.preset])
     options = parser.parse_args(arguments)
     if options.whole:
         if not options.text:
-            parser.error("--whole needs --text: how many tokens the whole text has")
+            parser.error("--whole needs --text, the number of tokens of the whole text")
         options.tokens, options.fill = options.text, 0
     if options.text and not options.whole and (options.compiled or options.fill):
         parser.error("--text measures eager steps at each length of --fills: leave out --compiled and --fill")
@@ -119,16 +133,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def prepared(name: str, model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> Decoder:
-    """A cache that has read the prompt and what fills it."""
+    """A cache that has read the prompt and the fill."""
     decoder = Decoder(model, new_cache(name.removesuffix(COMPILED).strip(), model, options.budget, options.stagger))
-    for start, stop in [(0, options.prompt), *_pieces(options.prompt, options.prompt + options.fill, options.piece)]:
+    for start, stop in [(0, options.prompt), *_chunks(options.prompt, options.prompt + options.fill, options.chunk)]:
         decoder.feed(ids[:, start:stop])
     if name.endswith(COMPILED):
         decoder.compile(ids[:, :1])
     return decoder
 
 
-def _pieces(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+def _chunks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
     for begin in range(start, stop, size):
         yield begin, min(begin + size, stop)
 
@@ -155,7 +169,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
 
 
 def run(names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace) -> list[dict]:
-    """Some methods, in turn at each step."""
+    """Measure some methods, in turn at each step."""
     forget_peak(model.device)
     decoders = {name: prepared(name, model, ids, options) for name in names}
     start = options.prompt + options.fill
@@ -175,7 +189,7 @@ def run(names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: ar
 def run_along_text(
     names: list[str], model: torch.nn.Module, ids: torch.Tensor, options: argparse.Namespace
 ) -> list[dict]:
-    """Some methods, in turn at each step, at each length of a text: what they measure is summed over all its steps."""
+    """Measure some methods, in turn at each step, at each length of a text, and sum the curves over all its steps."""
     forget_peak(model.device)
     decoders = {name: prepared(name, model, ids, options) for name in names}
     seen, curves, seconds = (
@@ -186,7 +200,7 @@ def run_along_text(
     for fill in track(as_lengths(options.fills), ",".join(names), console=Console(stderr=True)):
         number = {}
         for name, decoder in decoders.items():
-            for start, stop in _pieces(seen[name], options.prompt + fill, options.piece):
+            for start, stop in _chunks(seen[name], options.prompt + fill, options.chunk):
                 decoder.feed(ids[:, start:stop])
             seen[name] = max(seen[name], options.prompt + fill)
             number[name] = cycle_steps(options.tokens, *cycle_of(decoder))
@@ -212,7 +226,7 @@ def run_along_text(
 
 
 def grows(name: str, budget: int) -> bool:
-    """Whether a method's cache, or what its policy remembers, grows with the text."""
+    """Whether a method's cache, or its policy's state, grows with the text."""
     if name == "dynamic" or not (policy := parse_policy(name).policy).evicts:
         return True
     early, late = (state_bytes(policy, budget, length, 1, 1, 2, torch.float32) for length in (4096, 8192))
@@ -229,7 +243,7 @@ def cycle_of(decoder: Decoder) -> tuple[int | None, int]:
 
 
 def text_rate(seconds: float, options: argparse.Namespace) -> dict[str, float]:
-    """What papers report of a text: tokens a second of the batch, and how long it took."""
+    """The numbers that papers report of a text: tokens per second of the batch, and the time it took."""
     return {
         "text_tokens_per_second": round(options.batch * options.text / seconds, 2),
         "text_seconds": round(seconds, 2),
@@ -245,7 +259,7 @@ def forget_peak(device: torch.device) -> None:
 def row_of(
     name: str, decoder: Decoder, seconds: list[float], ids: torch.Tensor, seen: int, options: argparse.Namespace
 ) -> dict:
-    """What is reported of one method after its last steps. ``seen``: tokens, behind which phases are timed."""
+    """The report of one method after its last steps. ``seen``: number of tokens after which phases are timed."""
     row = {"policy": name, **spread(seconds, options.batch)}
     late = seconds[-len(seconds) // 4 :]
     row["last_quarter_mean_ms"] = round(sum(late) / len(late), 3)
@@ -260,7 +274,7 @@ def row_of(
 
 
 def phases_of(decoder: Decoder, ids: torch.Tensor, start: int, steps: int) -> dict:
-    """Milliseconds a step of each phase, over further steps; the policy's share of all."""
+    """Milliseconds per step of each phase, over further steps; the policy's share of all."""
     total = 0.0
     with Phases(decoder.device) as phases:
         for at in range(start, start + steps):

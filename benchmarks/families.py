@@ -2,8 +2,8 @@
 
     python benchmarks/families.py [KIND ...]
 
-A family that runs gives the plain cache's tokens with a budget that is never reached, and writes on at a small one. One
-line each: what happened, the family, and the reason.
+A family that runs gives the plain cache's tokens with a budget that is never reached, and continues at a small one.
+Each has one line: the outcome, the family, and the reason.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SMALL = dict(
     first_k_dense_replace=1, num_layers=4, n_layer=4, n_head=4, n_embd=64, d_model=64,
 )  # fmt: skip
 SECONDS, PARAMETERS = 60, 60_000_000
-"""A family that takes longer, or whose small model is larger, is left out."""
+"""Limits: a family that takes longer, or whose small model is larger, is left out."""
 
 
 def build(name: str) -> torch.nn.Module:
-    """A small random model. Raises whatever its configuration or class has against the sizes."""
+    """A small random model. Raises the error of its configuration or class where the sizes do not fit."""
     kind = getattr(transformers, name)
     known = set(inspect.signature(kind.config_class.__init__).parameters)
     for source in ("__dataclass_fields__", "attribute_map"):
@@ -58,7 +58,7 @@ def build(name: str) -> torch.nn.Module:
 
 
 def outcome(model: torch.nn.Module) -> tuple[str, str]:
-    """What became of a model, and why."""
+    """The outcome of a model, and the reason."""
     ids = torch.randint(1, 90, (1, 40), generator=torch.Generator().manual_seed(0))
     call = dict(max_new_tokens=30, do_sample=False, pad_token_id=0, eos_token_id=-1)
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All that needs a GPU, in under half an hour on one of 80 to 140 GB, without network:
+# All checks that need a GPU, in under half an hour on one of 80 to 140 GB, without network:
 #   benchmarks/gpu_check.sh [OUT]
 # Tests of the Triton kernels on the device; the operations; the three blocks of the paper's Table 4, and Table 5, with
 # random Qwen3-4B weights (rates over 32K tokens, as integrals of a measured curve); the growth curve; a compiled step. Tables go to OUT/gpu.txt, one JSON line each to OUT/gpu.jsonl.

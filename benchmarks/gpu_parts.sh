@@ -1,4 +1,4 @@
-# What the checks for a GPU share; sourced by them, from the project's folder, with their arguments.
+# Shared functions of the checks for a GPU, which source this file from the project's folder, with their arguments.
 out=${1:-results/gpu}
 python=${PYTHON:-python}
 mkdir -p "$out"

@@ -1,10 +1,10 @@
-"""What a step costs: of the full cache against its length, of a bounded one against its budget, at several batches.
+"""The time of a step: of the full cache against its length, of a bounded one against its budget, at several batches.
 
     python benchmarks/growth.py --batches 8 --lengths 64,512,1024,2048,4096,8000 --budgets 512
 
 The full cache (transformers' DynamicCache) is filled with random keys and values, since a step's cost does not depend
 on them; each bounded cache reads random tokens until it is full and is measured over whole cycles, evictions included.
-From the curve follow the break-even length, and the time of a whole generation: the curve summed over its steps.
+The curve gives the break-even length, and the time of a whole generation: the curve summed over its steps.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", default="64,512,1024,2048,4096,8000")
     parser.add_argument("--budgets", default="256,512,1024")
     parser.add_argument("--policies", default="beaconkv")
-    parser.add_argument("--steps", type=int, default=16, help="of the full cache at each length")
-    parser.add_argument("--cycles", type=int, default=2, help="of B_max - B_min steps, of each bounded cache")
-    parser.add_argument("--picture", help="a PNG of the curves")
+    parser.add_argument("--steps", type=int, default=16, help="number of steps of the full cache at each length")
+    parser.add_argument(
+        "--cycles", type=int, default=2, help="number of cycles of B_max - B_min steps of each bounded cache"
+    )
+    parser.add_argument("--picture", help="path of a PNG of the curves")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="a file the JSON line is added to")
+    parser.add_argument("--out", help="path of a file the JSON line is added to")
     return parser.parse_args()
 
 
 def filled(model: torch.nn.Module, batch: int, length: int) -> Decoder:
-    """The full cache, holding so many random entries."""
+    """The full cache with ``length`` random entries."""
     config = model.config.get_text_config(decoder=True)
     heads = config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -62,7 +64,7 @@ def filled(model: torch.nn.Module, batch: int, length: int) -> Decoder:
 
 
 def steps(decoder: Decoder, batch: int, number: int, ids: torch.Tensor) -> list[float]:
-    """Milliseconds of so many steps, after two that are not counted."""
+    """Milliseconds of ``steps`` steps, after two that are not counted."""
     times = [decoder.timed(ids[:, i % ids.shape[1]].unsqueeze(1))[1] for i in range(number + 2)]
     return times[2:]
 
@@ -113,7 +115,7 @@ def compare(row: dict, full: list[dict]) -> None:
 
 
 def draw(rows: list[dict], path: str) -> None:
-    """Milliseconds a step against length."""
+    """Draw milliseconds per step against length."""
     from matplotlib import pyplot as plt
 
     batches = sorted({row["batch"] for row in rows})

@@ -38,15 +38,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--layers", type=int, default=0, help="whose heads are side by side; 0: all of the model")
+    parser.add_argument(
+        "--layers", type=int, default=0, help="number of layers whose heads are stacked; 0: all of the model"
+    )
     parser.add_argument("--budgets", default="512,2048")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="a file the JSON line is added to")
+    parser.add_argument("--out", help="path of a file the JSON line is added to")
     return parser.parse_args()
 
 
 def cases(heads: int, kv_heads: int, dim: int, budget: int, options: argparse.Namespace):
-    """(name, arguments, whether its first argument is changed in place)."""
+    """Cases (name, arguments, whether its first argument is changed in place)."""
     where = dict(device=options.device, dtype=getattr(torch, options.dtype))
     batch = options.batch
     queries = torch.randn(batch, heads, 32, dim, **where)
@@ -89,7 +91,7 @@ def result(function, arguments: tuple, in_place: bool) -> torch.Tensor:
 
 
 def same(name: str, got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Picks may differ where two queries are equally far up to rounding: hardly anywhere on random ones."""
+    """Whether results are equal. Picks may differ where queries are equally far up to rounding, rarely on random ones."""
     if got.dtype == torch.int64:
         return (got == expected).float().mean() > 0.99
     return torch.allclose(got.float(), expected.float(), rtol=1e-3, atol=1e-5)
@@ -111,7 +113,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
             expected = result(implementations["reference"], arguments, in_place)
             for level, function in implementations.items():
                 if not same(name, result(function, arguments, in_place), expected):
-                    sys.exit(f"nothing is reported: {name}, {level}, gives something else at {row['shape']}, {budget}")
+                    sys.exit(f"nothing is reported: {name}, {level}, gives another result at {row['shape']}, {budget}")
                 took = microseconds(function, arguments, options.repeats, options.device)
                 row[f"{level}_us"] = round(took, 1)
                 if level != "reference":

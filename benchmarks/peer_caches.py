@@ -25,8 +25,8 @@ class UnequalError(Exception):
     """A check failed: the methods did not do the same work."""
 
 
-class WatchedPress(DecodingPress):
-    """DecodingPress that notes the most entries it was ever handed."""
+class RecordingPress(DecodingPress):
+    """DecodingPress that records the maximum number of entries it received."""
 
     most = 0
 
@@ -48,7 +48,7 @@ class Method:
             interval = options.budget - least
             scorer = SnapKVPress(window_size=min(32, interval - 1)) if name == "kvpress-snapkv" else KnormPress()
             buffered = interval if name == "kvpress-snapkv" else 0
-            self.press = WatchedPress(scorer, interval, least, hidden_states_buffer_size=buffered)
+            self.press = RecordingPress(scorer, interval, least, hidden_states_buffer_size=buffered)
         if name == "static":
             self.cache = StaticCache(config=self.model.config, max_cache_len=options.prompt + options.tokens)
         elif name == "sliding":
@@ -72,7 +72,7 @@ class Method:
         return output.logits[:, -1]
 
     def sizes(self) -> tuple[int, int]:
-        """Bytes of keys and values, and of what is remembered beside them."""
+        """Bytes of keys and values, and of the method's state."""
         if isinstance(self.cache, BoundedCache):
             stats = self.cache.stats
             return stats.kv_bytes, stats.state_bytes
@@ -83,14 +83,14 @@ class Method:
         return tuple(sum(t.untyped_storage().nbytes() for t in group) for group in (tensors, states))
 
     def held(self) -> list[int]:
-        """Entries that each layer holds: the least and the most of any row and KV head."""
+        """Minimum and maximum number of entries of any row and KV head, of each layer."""
         if not isinstance(self.cache, BoundedCache):
             return [int(x.get_seq_length()) if self.name == "static" else x.keys.shape[2] for x in self.cache.layers]
         counts = [(self.cache.positions(i) >= 0).sum(-1) for i in range(len(self.cache.layers))]
         return [int(bound) for count in counts for bound in count.aminmax()]
 
     def check_entries(self, seen: int) -> None:
-        """Raise ``UnequalError`` if a layer holds or held more or less than it should. seen: tokens read so far."""
+        """Raise ``UnequalError`` if a layer holds or held more or fewer entries than allowed. seen: tokens read so far."""
         held = self.held()
         least, most = min(held), max(held)
         self.is_whole = least == most == seen
@@ -126,7 +126,7 @@ class Method:
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """Another model object around the same weights."""
+    """Another model object with the same weights."""
     return deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
@@ -149,7 +149,7 @@ def require_equal(name: str, logits: Tensor, reference: Tensor, when: str) -> No
 
 
 def check_greedy(model: nn.Module, prompt: Tensor, expected: tuple[Tensor, Tensor]) -> None:
-    """Raise ``UnequalError`` unless ours, which drop nothing here, write what DynamicCache writes."""
+    """Raise ``UnequalError`` unless this library's caches, which evict nothing here, write DynamicCache's tokens."""
     for policy, budget in (("full", None), ("beaconkv", max(64, prompt.shape[1] + GREEDY_STEPS + 1))):
         own = twin(model)
         tokens, logits = greedy(own, BoundedCache(own, policy, budget), prompt)
@@ -160,7 +160,7 @@ def check_greedy(model: nn.Module, prompt: Tensor, expected: tuple[Tensor, Tenso
 
 @torch.inference_mode()
 def race(options: argparse.Namespace) -> list[dict]:
-    """One row of figures a method.
+    """One row of numbers for each method.
 
     Raises:
         UnequalError: a check failed.

@@ -3,8 +3,8 @@
     python benchmarks/peers.py --batch 1 --prompt 128 --tokens 512 --budget 256
 
 One process, one set of weights (each method has a model object of its own around the same tensors, so that hooks of one
-never run in another), the same random tokens to read for all, methods in turn at each step in an order that rotates:
-ratios hold on a noisy machine. Only the forward pass is timed. Every pass is told the true positions.
+never run in another), the same random tokens for all, methods in turn at each step in an order that rotates, so that
+ratios hold on a noisy machine. Only the forward pass is timed. Every pass receives the true positions.
 
     dynamic            transformers' DynamicCache
     static             transformers' StaticCache of prompt + tokens entries allocated at the start; nothing is compiled
@@ -17,8 +17,8 @@ ratios hold on a noisy machine. Only the forward pass is timed. Every pass is to
 How DecodingPress is set: BoundedCache evicts when it holds B_max = budget entries, down to B_min = 7/8 budget.
 DecodingPress compresses every `compression_interval` decode steps, whatever it holds, down to `target_size`; so
 target_size = B_min and compression_interval = B_max - B_min. Both then hold B_min to B_max entries, and evict equally
-often. It counts steps from the prompt's end and leaves the prompt alone, which must therefore fit into B_min here. It
-forgets its buffered hidden states at each compression, and SnapKVPress wants more of them than its window: the window
+often. It counts steps from the prompt's end and never compresses the prompt, which must fit into B_min here. It
+forgets its buffered hidden states at each compression, and SnapKVPress needs more of them than its window: the window
 is 32 as in BoundedCache's snapkv, or compression_interval - 1 if that is less. As the counter and not the size decides,
 the first compression may come earlier than at B_max, unless B_max - prompt is a multiple of the interval.
 
@@ -28,10 +28,10 @@ Nothing is reported (exit status 1) unless
   - entries of every layer, read from the caches after each step and before each compression, lie in B_min to B_max;
   - DynamicCache gives the same bits after the run as before, and no hook of kvpress is left.
 
-Bytes: "cache" is the storage of keys and values plus what the method remembers beside them (hidden states of kvpress;
+Bytes: "cache" is the storage of keys and values plus the method's state (hidden states of kvpress;
 queries and positions of BoundedCache), at the end and at the peak over all steps. Not counted: DynamicCache and the
 presses copy one layer at each step, so that for a moment a layer is there twice. Importing kvpress wraps all attention
-functions of transformers for good; all methods here pay that (one Python call a layer).
+functions of transformers permanently; this costs all methods here one Python call per layer.
 
 kvpress needs transformers < 5.3. The first start makes an environment for it, .venv-kvpress, and runs itself there.
 Ends with a table and one JSON line.
@@ -65,14 +65,16 @@ COLUMNS = {
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--prompt", type=int, default=128, help="random tokens")
-    parser.add_argument("--tokens", type=int, default=512, help="steps of each method")
-    parser.add_argument("--budget", type=int, default=256, help="entries per layer and KV head")
+    parser.add_argument("--prompt", type=int, default=128, help="number of random tokens of the prompt")
+    parser.add_argument("--tokens", type=int, default=512, help="number of steps of each method")
+    parser.add_argument("--budget", type=int, default=256, help="maximum number of entries per layer and KV head")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--methods", default=",".join(METHODS), help="some of these; dynamic and beaconkv always run")
+    parser.add_argument(
+        "--methods", default=",".join(METHODS), help="methods, separated by commas; dynamic and beaconkv always run"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="also write the JSON line to this file")
+    parser.add_argument("--out", type=Path, help="path of a file that the JSON line is written to, too")
     options = parser.parse_args()
     if not 2 <= options.prompt <= 7 * options.budget // 8:
         parser.error(
@@ -88,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def enter_environment() -> None:
-    """Go on in .venv-kvpress, which is made if it is missing or older than what it is made from."""
+    """Continue in .venv-kvpress, which is made if it is missing or older than the files it is made from."""
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
     ready = VENV / "ready"
@@ -103,7 +105,7 @@ def enter_environment() -> None:
 
 
 def origin(seed: int) -> dict:
-    """Where the numbers come from: versions, machine, commit."""
+    """Provenance of the numbers: versions, machine, commit."""
     from importlib.metadata import version
 
     from beaconkv.provenance import provenance

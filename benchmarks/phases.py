@@ -1,4 +1,4 @@
-"""Where a step's time goes: the library's own functions, timed while a ``with`` block lasts."""
+"""The phases of a step's time: the library's own functions, timed within a ``with`` block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from beaconkv.policies.history import History
 from beaconkv.policies.query_buffer import QueryBuffer
 
 PHASES = ("attention", "scoring", "selection", "sampling", "compaction", "buffers", "storing")
-"""Scoring includes turning the queries; buffers is what remembers queries, without sampling; storing writes entries."""
+"""Phases: scoring includes the rotation of queries; buffers holds queries, without sampling; storing writes entries."""
 
 
 class Phases:

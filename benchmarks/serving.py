@@ -1,11 +1,11 @@
-"""vLLM against itself with a bounded cache, in the same memory: requests a second and latency.
+"""vLLM against itself with a bounded cache, in the same memory: requests per second and latency.
 
     python benchmarks/serving.py                                                          SmolLM2-135M on a CPU
     python benchmarks/serving.py --model random:qwen3-4b --dtype bfloat16 --blocks 0 ...  weights of that size, on a GPU
 
-Each engine in turn, several rounds, gets the same requests from the same number of clients, each of which asks again as
-soon as it has its answer. Nothing is reported if the engine with our worker and no settings writes other tokens than
-vLLM's own.
+Each engine in turn, several rounds, gets the same requests from the same number of clients, each of which sends the
+next request as soon as it has its answer. Nothing is reported if the engine with beaconkv's worker and no settings
+writes other tokens than vLLM's own.
 """
 
 from __future__ import annotations
@@ -43,28 +43,30 @@ COLUMNS = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m", help="bundled name, folder, hub name, or random:NAME")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="name of the model: bundled, a folder, a hub name, or random:NAME"
+    )
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--policies", default="beaconkv", help="with commas between them")
+    parser.add_argument("--policies", default="beaconkv", help="methods, separated by commas")
     parser.add_argument("--budget", type=int, default=256)
-    parser.add_argument("--blocks", type=int, default=72, help="blocks of the cache; 0: as many as fit")
+    parser.add_argument("--blocks", type=int, default=72, help="number of blocks of the cache; 0: as many as fit")
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--batched-tokens", type=int, default=256, help="tokens vLLM takes in at a time")
+    parser.add_argument("--batched-tokens", type=int, default=256, help="maximum number of tokens of one step of vLLM")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=10)
-    parser.add_argument("--prompt", type=int, default=120, help="tokens of a prompt, about")
-    parser.add_argument("--tokens", type=int, default=600, help="tokens of an answer, about")
+    parser.add_argument("--prompt", type=int, default=120, help="number of tokens of a prompt, about")
+    parser.add_argument("--tokens", type=int, default=600, help="number of tokens of an answer, about")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--eager", action="store_true", help="no compilation, no graphs")
-    parser.add_argument("--out", type=Path, help="file that gets one JSON line")
+    parser.add_argument("--eager", action="store_true", help="whether to run without compilation and graphs")
+    parser.add_argument("--out", type=Path, help="path of a file that the JSON line is added to")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def model_folder(name: str, into: str) -> tuple[str, dict]:
-    """A folder for vLLM, and what it needs to be told. ``random:NAME``: a config alone, and random weights."""
+    """A folder for vLLM, and its further arguments. ``random:NAME``: a config alone, and random weights."""
     if not name.startswith("random:"):
         from beaconkv.models.load import resolve
 
@@ -79,7 +81,7 @@ def model_folder(name: str, into: str) -> tuple[str, dict]:
 
 
 def requests_of(args: argparse.Namespace, model: str) -> list[tuple[list[int], int]]:
-    """(prompt, tokens of the answer): half to one and a half times what was asked for."""
+    """Pairs (prompt, tokens of the answer): half to one and a half times the numbers given."""
     from transformers import AutoConfig
 
     rng = random.Random(args.seed)
@@ -93,7 +95,7 @@ def requests_of(args: argparse.Namespace, model: str) -> list[tuple[list[int], i
 
 
 def run_child(job: dict) -> None:
-    """One engine: an answer to check, then the load."""
+    """Run one engine: an answer to check, then the load."""
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     from vllm import SamplingParams
@@ -103,7 +105,7 @@ def run_child(job: dict) -> None:
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**job["engine"]))
 
     async def ask(name: str, prompt: list[int], tokens: int) -> tuple[list[int], float, float]:
-        """Tokens, seconds until the first and until the last."""
+        """Number of tokens, seconds until the first and until the last."""
         sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
         start, first, written = time.perf_counter(), None, []
         async for output in engine.generate({"prompt_token_ids": prompt}, sampling, name):
@@ -142,7 +144,7 @@ def run_child(job: dict) -> None:
 
 
 def run(job: dict, folder: str) -> dict:
-    """An engine in a process of its own; ends the program with what it printed if it fails."""
+    """Run an engine in a process of its own; if it fails, end the program with its output."""
     job = {**job, "result": f"{folder}/result.json"}
     done = subprocess.run([sys.executable, __file__, "--child", json.dumps(job)], capture_output=True, text=True)
     if done.returncode:
@@ -151,7 +153,7 @@ def run(job: dict, folder: str) -> dict:
 
 
 def summary(name: str, runs: list[dict]) -> dict:
-    """Of all rounds of one engine."""
+    """Summary of all rounds of one engine."""
     lasts = sorted(last for r in runs for _, _, last in r["done"])
     firsts = sorted(first for r in runs for _, first, _ in r["done"])
     seconds, count = sum(r["seconds"] for r in runs), len(lasts)
@@ -197,7 +199,7 @@ def main() -> None:
         job = {"requests": requests_of(args, model), "clients": args.clients}
         runs: dict[str, list[dict]] = {name: [] for name in engines}
         with Progress(console=Console(stderr=True)) as progress:
-            bar = progress.add_task("with our worker and no settings", total=len(engines) * args.rounds + 1)
+            bar = progress.add_task("with beaconkv's worker and no settings", total=len(engines) * args.rounds + 1)
             off = run({**job, "engine": common | {"worker_cls": WORKER}, "bounded": False, "clients": 0}, folder)
             progress.advance(bar)
             for _ in range(args.rounds):
@@ -206,7 +208,7 @@ def main() -> None:
                     runs[name].append(run({**job, "engine": common | own, "bounded": bounded}, folder))
                     progress.advance(bar)
                     if name == STOCK and runs[name][-1]["check"] != off["check"]:
-                        sys.exit("nothing is reported: with our worker and no settings vLLM writes other tokens")
+                        sys.exit("nothing is reported: with beaconkv's worker and no settings vLLM writes other tokens")
     rows = [summary(name, runs[name]) for name in engines]
     title = (
         f"serving: {args.model} {args.dtype}, {args.requests} requests of about {args.prompt} + {args.tokens} tokens, "

@@ -1,4 +1,4 @@
-"""Whether anything grows: bytes of the cache and of the process over many steps.
+"""A check that no memory grows: bytes of the cache and of the process over many steps.
 
 python benchmarks/steady.py --tokens 20000
 """
@@ -33,12 +33,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--policy", default="beaconkv")
     parser.add_argument("--tokens", type=int, default=20000)
     parser.add_argument("--stagger", type=int, default=1)
-    parser.add_argument("--out", help="a file the JSON line is added to")
+    parser.add_argument("--out", help="path of a file the JSON line is added to")
     return parser.parse_args()
 
 
 def resident_kb() -> int | None:
-    """Of this process, where the system tells."""
+    """Resident memory of this process, where the system reports it."""
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # vLLM with a bounded cache on one GPU, in under twenty minutes, without network:
 #   benchmarks/vllm_gpu_check.sh [OUT]
-# vLLM's own tokens with our worker and no settings, and with a budget that is never reached; the positions that each layer
+# vLLM's own tokens with beaconkv's worker and no settings, and with a budget that is never reached; the positions that each layer
 # and head keeps against those of BoundedCache in transformers on the same tokens; steps in graphs against eager ones;
-# requests a second and latency of both in the same memory, with random weights of Qwen3-4B's size.
+# requests per second and latency of both in the same memory, with random weights of Qwen3-4B's size.
 # Tables go to OUT/vllm_gpu.txt, one JSON line each to OUT/vllm_gpu.jsonl.
 # Python is the one on PATH, or $PYTHON; it needs a vLLM that beaconkv supports (docs/serving.md), pytest and hypothesis.
 set -u

@@ -23,11 +23,11 @@ CARD = """# Reasoner
 
 A Qwen3 of {parameters:,} parameters ({layers} layers, width {hidden}, {heads} query heads, {kv_heads} KV heads of
 {head_dim}, RoPE base {rope_theta:g}, {vocabulary} characters as tokens) that solves synthetic problems in long chains
-of reasoning. It is here to test KV cache eviction where anyone can see it: what it writes can be checked step by
-step. It knows nothing else.
+of reasoning. It serves to test KV cache eviction: each step that it writes can be checked. It cannot do anything
+else.
 
 - **Weights**: `model.safetensors`, float32, sha256 `{sha256}`.
-- **Tasks**: `beaconkv.evaluation.tasks.reasoning`: {tasks}. Drawn on demand; no text of anybody else.
+- **Tasks**: `beaconkv.evaluation.tasks.reasoning`: {tasks}. Drawn on demand; no other text is used.
 - **Training**: `python training/reasoner.py --out training/run`, on the CPU, {steps:,} steps, seed {seed}: random
   strings repeated, then dense lookups in tables, then whole problems of growing length, and a second decay of the rate
   with more searches. Muon on the matrices, AdamW on the rest, bfloat16 matrix products. All settings: `recipe.json`.
@@ -45,9 +45,9 @@ Measured by `{command}`.
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=Path, required=True, help="folder of the training")
+    parser.add_argument("--run", type=Path, required=True, help="Folder of the training.")
     parser.add_argument("--into", type=Path, default=reasoner.folder())
-    parser.add_argument("--samples", type=int, default=100, help="problems of each task")
+    parser.add_argument("--samples", type=int, default=100, help="Number of problems of each task.")
     parser.add_argument("--seed", type=int, default=1000)
     arguments = parser.parse_args()
     state = torch.load(arguments.run / "checkpoint.pt", weights_only=True)

@@ -1,16 +1,16 @@
 """Trains the bundled reasoner on the CPU: ``python training/reasoner.py --out training/run``.
 
-Stages, because lookups must exist before anything that is built on them can be learned:
+The stages exist because a model must learn lookups before anything that is built on them:
 
     repeat    random strings, repeated: the heads that find an earlier occurrence form
     lookup    tables and lists, and dense lookups in them; which key comes next is not graded
-    tasks     whole problems, larger whenever enough of the last ones were right in every character
+    tasks     whole problems, of the next size when enough of the last ones were right in every character
 
-The first two end when their mean loss is low enough; their batches are small, since what they wait for takes steps
-rather than tokens.
+The first two end when their mean loss is low enough; their batches are small, since they need many steps
+rather than many tokens.
 
-Every batch is drawn from (seed, step), and a checkpoint holds all else: a training that was stopped goes on as if
-it had not been, and one command gives one model.
+Every batch is drawn from (seed, step), and a checkpoint holds all else, so that a training that was stopped resumes
+without a difference, and one command gives one model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what comes out."""
+    """All settings that the model depends on."""
 
     seed: int = 0
     hidden: int = 128
@@ -95,7 +95,7 @@ def build_model(recipe: Recipe) -> Qwen3ForCausalLM:
         for name, parameter in model.named_parameters():
             if "q_norm" in name or "k_norm" in name:  # sharp enough from the start to pick one of many tokens
                 parameter.fill_(recipe.qk_norm)
-            elif "o_proj" in name or "down_proj" in name:  # at first nothing drowns what a token is
+            elif "o_proj" in name or "down_proj" in name:  # at first the token's own embedding dominates
                 parameter.zero_()
             elif "embed" in name:
                 parameter.normal_()
@@ -103,7 +103,7 @@ def build_model(recipe: Recipe) -> Qwen3ForCausalLM:
 
 
 def repeated(rng: random.Random) -> tuple[str, list[bool]]:
-    """A random string again and again; all but the first is graded."""
+    """A random string, repeated; all but its first occurrence is graded."""
     letters = LOWER + UPPER + CIRCLED + GREEK + DIGITS + OPERATIONS + MARKS
     word = "".join(rng.sample(letters, rng.randint(2, 40)))  # no letter twice: one earlier place to find
     times = max(2, 120 // len(word))
@@ -178,7 +178,7 @@ def draw_batch(recipe: Recipe, step: int, stage: str, level: int) -> tuple[Tenso
         elif stage == "lookup" or rng.random() < 0.05:
             row = lookups(rng)
         else:
-            # Searches are the hardest: there are more of them when all else is settled.
+            # Searches are the hardest: there are more of them after the other tasks are learned.
             row = task(rng, list(TASKS) if step < recipe.total_steps else [*TASKS, "search"], level)
         longest = max(longest, len(row[0]))
         if rows and longest * (len(rows) + 1) > most:
@@ -205,7 +205,7 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """Factor on the learning rates: warm up, hold, decay to nothing; then once more from a lower height."""
+    """Factor on the learning rates: warm up, hold, decay to 0; then once more from a lower value."""
     left = recipe.total_steps - step
     if left <= 0:
         return recipe.polish_rate * max(left + recipe.polish_steps, 1) / recipe.polish_steps
@@ -213,7 +213,7 @@ def rate(recipe: Recipe, step: int) -> float:
 
 
 class Training:
-    """A training that writes checkpoints and a log, and goes on from them."""
+    """A training that writes checkpoints and a log, and resumes from them."""
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
         self.recipe, self.out = recipe, out
@@ -235,7 +235,7 @@ class Training:
             self.recent.extend(state["recent"])
 
     def save(self) -> None:
-        """Write a checkpoint in one move."""
+        """Write a checkpoint, atomically."""
         state = {
             "recipe": asdict(self.recipe),
             "model": self.model.state_dict(),
@@ -271,10 +271,10 @@ class Training:
                 self.save()
 
     def promote(self, loss: float, right: float) -> None:
-        """On to the next stage or level, if the last steps went well enough."""
+        """Go to the next stage or level, if the last steps were good enough."""
         recipe, early = self.recipe, self.stage != "tasks"
         self.recent.append(loss if early else right)
-        # Long chains are rarely right in every character before the rate decays: from some level on, less will do.
+        # Long chains are rarely right in every character before the rate decays: from some level on, less is enough.
         late = self.level >= recipe.late_level
         window = recipe.early_window if early else recipe.late_window if late else recipe.window
         mean = sum(list(self.recent)[-window:]) / window
@@ -313,7 +313,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--until", type=int, help="stop early, to go on later")
+    parser.add_argument("--until", type=int, help="Number of the step at which to stop; a later run resumes.")
     for field in fields(Recipe):
         kind = type(field.default)
         convert = (lambda text: text.lower() in ("1", "true", "yes")) if kind is bool else kind

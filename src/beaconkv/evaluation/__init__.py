@@ -1,7 +1,7 @@
-"""How well a bounded cache serves: measured against the full cache, and against answers.
+"""The quality of a bounded cache, measured against the full cache and against known answers.
 
-Importing is cheap: what needs a model is in ``answers.decoding``, ``answers.run`` and ``fidelity``, and math-verify is
-not loaded before the first mathematical answer is compared.
+Importing is cheap: code that needs a model is in ``answers.decoding``, ``answers.run`` and ``fidelity``, and
+math-verify is loaded when the first mathematical answer is compared.
 """
 
 from .answers.repetition import Loop, repetition_loop

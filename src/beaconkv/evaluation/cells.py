@@ -1,4 +1,4 @@
-"""What is compared: methods at budgets."""
+"""Cells: the methods at budgets that are compared."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Cell:
     """One method at one budget.
 
     Attributes:
-        policy: a spec, see :func:`beaconkv.policies.parse_policy`.
-        budget: B_max, or None for a method that does not evict.
-        overrides: prefix, protect, budget_min, scope where they shall differ from the recommendation.
+        policy: Spec of the policy, see :func:`beaconkv.policies.parse_policy`.
+        budget: Maximum number of entries (B_max), or None for a method that does not evict.
+        overrides: Values of prefix, protect, budget_min and scope that replace the recommendation.
 
     Raises:
         ValueError: an unknown policy, or a schedule that leaves no room.
@@ -35,24 +35,24 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people: ``beaconkv at 256``."""
+        """Name for users: ``beaconkv at 256``."""
         return self.policy if self.budget is None else f"{self.policy} at {self.budget}"
 
     @property
     def schedule(self) -> EvictionSchedule:
-        """What a cache of this cell follows."""
+        """Schedule of this cell's caches."""
         return parse_policy(self.policy).schedule(self.budget, **self.overrides)
 
     def new_cache(self, model: nn.Module) -> BoundedCache:
-        """A cache of this cell."""
+        """Make a cache of this cell."""
         return BoundedCache(model, self.policy, self.budget, **self.overrides)
 
 
 def make_cells(policies: Sequence[str], budgets: Sequence[int], **overrides: Any) -> list[Cell]:
-    """Every policy at every budget; once only, if it has its own budget or never evicts.
+    """Every policy at every budget; only once, if it has its own budget or never evicts.
 
     Args:
-        overrides: as in :class:`Cell`; None stands for no choice.
+        overrides: Values as in :class:`Cell`; None stands for no choice.
 
     Raises:
         ValueError: none or a repeated policy or budget, and what :class:`Cell` raises.

@@ -1,4 +1,4 @@
-"""How sure a mean is: intervals over problems, and paired differences between two methods."""
+"""Uncertainty of a mean: intervals over problems, and paired differences between two methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 Scores = Mapping[tuple[Hashable, Hashable], float]
-"""(problem, run) -> score."""
+"""Score by (problem, run)."""
 
 _CHUNK = 1 << 22  # resampled numbers held at a time
 
@@ -56,18 +56,18 @@ def mean_interval(
 ) -> Estimate:
     """Mean score with an interval by bootstrap over problems.
 
-    Problems are drawn, each with all its runs: the runs of one problem are alike, and counting them as independent
+    Problems are drawn, each with all its runs: the runs of one problem are correlated, and treating them as independent
     would make the interval too narrow. Quantiles follow the expanded percentile interval (Hesterberg, What
     Teachers Should Know about the Bootstrap, 2015, section 5.3), which corrects the narrowness with few problems.
 
-    Where all problems score alike (0%, 100%) every resample is the same, and a point would be claimed. There the
-    interval is exact instead: if n problems out of n gave the value c, the share u of problems that give
-    something else is at most 1 - ((1 - level) / 2)^(1/n) (Clopper-Pearson), and their scores may be anything
+    Where all problems have the same score (0%, 100%) every resample is equal, and the interval would be a point.
+    There it is exact instead: if n problems out of n gave the value c, the share u of problems that give
+    another value is at most 1 - ((1 - level) / 2)^(1/n) (Clopper-Pearson), and their scores may be anything
     from 0 to ``upper``.
 
     Args:
-        scores: (problem, run) -> score in [0, upper]; True and False are 1 and 0. The order does not matter.
-        upper: the highest possible score: 1 for accuracy, the length limit for output lengths.
+        scores: Score in [0, upper] by (problem, run); True and False are 1 and 0. The order does not matter.
+        upper: Maximum possible score: 1 for accuracy, the length limit for output lengths.
 
     Raises:
         ValueError: no scores; a score outside [0, upper]; level or resamples out of range.
@@ -108,7 +108,7 @@ def _check(scores: Scores, name: str, upper: float) -> None:
 
 
 def _per_problem(scores: Scores) -> np.ndarray:
-    """(problems,) float64: mean over runs. Sorted by value, so that no order of the input can be seen in it."""
+    """(problems,) float64: mean over runs. Sorted by value, so that the order of the input has no effect."""
     runs: dict[Hashable, list[float]] = {}
     for (problem, _), score in scores.items():
         runs.setdefault(problem, []).append(float(score))

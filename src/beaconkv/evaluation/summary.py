@@ -17,8 +17,8 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
     """One row for each policy, budget and task, and for all tasks together.
 
     Args:
-        records: samples, as :class:`~beaconkv.evaluation.answers.run.Evaluation` writes them.
-        reference: policy that others are compared with at the same budget, on the same problems and runs.
+        records: Samples, as :class:`~beaconkv.evaluation.answers.run.Evaluation` writes them.
+        reference: Policy that others are compared with at the same budget, on the same problems and runs.
 
     Returns:
         Rows in order of first appearance with
@@ -26,7 +26,7 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
         - accuracy, steps_right: mean, low, high (95%), see :func:`~beaconkv.evaluation.mean_interval`;
         - against: difference to the reference in accuracy and steps_right, with interval and verdict;
         - prompt_tokens, tokens, evictions: means; capped, loops: shares; kv_bytes, state_bytes: the most of any row;
-        - problems, samples, never_evicted: how many samples never reached the budget.
+        - problems, samples, never_evicted: numbers of problems, samples, and samples that never reached the budget.
     """
     groups: dict[tuple[str, int | None, str], list[dict[str, Any]]] = {}
     for record in records:
@@ -69,7 +69,7 @@ def summarize(records: Iterable[dict[str, Any]], reference: str | None = None) -
 
 
 def first_wrong(records: Iterable[dict[str, Any]]) -> dict[tuple[str, int | None], dict[str, int]]:
-    """(policy, budget) -> how often a step of each kind was the first wrong one; "none": all right."""
+    """Number of chains by the kind of their first wrong step ("none": all right), for each (policy, budget)."""
     counts: dict[tuple[str, int | None], dict[str, int]] = {}
     for record in records:
         if "first_wrong" in record:

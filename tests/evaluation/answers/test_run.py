@@ -152,7 +152,7 @@ def test_rows_that_do_not_fit_after_all_come_again_fewer_at_a_time(whole, tmp_pa
     computed = run(tmp_path, tried)
     hook.remove()
     assert [len(batch) for batch in computed][:2] == [3, 1]
-    assert "full, task machine: memory did not do for 3 rows; going on with 1" in caplog.text
+    assert "full, task machine: not enough memory for 3 rows; continuing with 1" in caplog.text
     kept = [record for record in answers(whole) if record["policy"] == "full"]
     assert answers(tmp_path) == kept
     hook = tried.model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))

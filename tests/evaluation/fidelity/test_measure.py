@@ -282,12 +282,12 @@ def test_the_head_makes_the_models_own_logits():
             return out
 
     odd = Odd(tiny("llama").config).eval()
-    with pytest.raises(ValueError, match="Odd makes its logits in a way that is not known"):
+    with pytest.raises(ValueError, match="Odd computes its logits in a way that is not supported"):
         OutputHead(odd, ids)
 
 
 def test_logits_that_are_not_finite_are_refused():
     model = type(tiny("llama"))(tiny("llama").config).eval()
     model.lm_head.weight.data[3] = math.inf
-    with pytest.raises(ValueError, match=r"not finite|not known"):
+    with pytest.raises(ValueError, match=r"not finite|not supported"):
         measure(model, [text(5, 60)], make_cells(["streaming_llm"], [40], protect=8))

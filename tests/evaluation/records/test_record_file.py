@@ -185,7 +185,7 @@ def test_records_without_their_settings_are_refused(tmp_path):
     with opened(path) as file:
         file.append(record(0))
     (tmp_path / "run.json").unlink()
-    with pytest.raises(ValueError, match="run.json is gone"):
+    with pytest.raises(ValueError, match="run.json is missing"):
         opened(path)
 
 

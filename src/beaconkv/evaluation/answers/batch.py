@@ -1,4 +1,4 @@
-"""What is computed together: problems of one task, for one method at one budget."""
+"""Batches: problems of one task that are computed together, for one method at one budget."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..tasks.load import Task
 from ..tasks.problems import Problem
 
 KEY = ("policy", "budget", "task", "problem", "run")
-"""Fields of a record that name its sample."""
+"""Fields of a record that identify its sample."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Problems that are computed together, or those among which such are chosen.
+    """Problems that are computed together, or from which batches are made.
 
     Attributes:
         limit: maximum number of tokens of an answer.

@@ -1,4 +1,4 @@
-"""How many rows of one method at one budget are computed together."""
+"""The number of rows of one method at one budget that are computed together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ...units import human_bytes
 from ..cells import Cell
 
 CPU_ROWS, ACCELERATOR_ROWS = 50, 256
-"""More rows than these are hardly faster."""
+"""Maximum number of rows; more are hardly faster."""
 SHARE = {"cpu": 0.5}
-"""Of the free memory, for caches; 0.6 elsewhere. The rest is for activations, and for slabs that are copied to grow."""
+"""Share of the free memory for caches; 0.6 on other devices. The rest is for activations, and for slabs that are copied
+to grow."""
 PROBE = 256
 """Number of tokens from whose cost the growth of a cache is measured: slabs without a budget grow by this many."""
 
@@ -24,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def rows_that_fit(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int:
-    """As many rows as the free memory of the model's device has room for; at least 1.
+    """Number of rows for which the free memory of the model's device has room; at least 1.
 
     Args:
-        prompt: tokens of the longest prompt.
-        tokens: the most that is written after it.
+        prompt: Number of tokens of the longest prompt.
+        tokens: Maximum number of tokens written after it.
     """
     most = CPU_ROWS if model.device.type == "cpu" else ACCELERATOR_ROWS
     free = free_bytes(model.device)
@@ -42,12 +43,12 @@ def rows_that_fit(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int
 
 
 def row_bytes(model: nn.Module, cell: Cell, prompt: int, tokens: int) -> int:
-    """Bytes of one row's cache at the end: measured on a row with such a prompt, and how a cache grows from there on.
+    """Bytes of one row's cache at the end: measured after the prompt, plus the measured growth from then on.
 
-    What a sliding-window layer holds is not in it.
+    The entries of sliding-window layers are not included.
     """
     at_first = _measured(model, cell, prompt)[0]
-    # With scope="output" an input of several tokens makes room for itself as a prompt does; growth is seen without.
+    # With scope="output" an input of several tokens evicts for itself as a prompt does; the growth is measured without.
     before, after = _measured(model, replace(cell, overrides={"scope": "total", "prefix": 0}), PROBE, PROBE)
     return at_first + max(0, after - before) * tokens // PROBE
 
@@ -73,12 +74,12 @@ def free_bytes(device: torch.device) -> int | None:
     module = getattr(torch, device.type, None)
     if not hasattr(module, "mem_get_info"):
         return None
-    held = module.memory_reserved(device) - module.memory_allocated(device)  # by the allocator, and unused
+    held = module.memory_reserved(device) - module.memory_allocated(device)  # reserved by the allocator, and unused
     return module.mem_get_info(device)[0] + held
 
 
 def _free_on_host() -> int | None:
-    """Of the machine, and of the container if there is one."""
+    """Free memory of the machine, or of its container if that has less."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What can be known to fail, or to surprise, before anything is computed.
+"""Checks for errors and surprises before anything is computed.
 
 The first two need no model; :func:`check_prompts` needs its tokenizer.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def check_answers(tasks: Sequence[Task]) -> list[str]:
-    """See that every known answer can be met.
+    """Check that every known answer can be matched.
 
     Returns:
-        Remarks on those that only an answer written alike can meet.
+        Remarks on those that only an identical text can match.
 
     Raises:
-        ValueError: an answer that nothing can meet; the message names task and problem.
+        ValueError: an answer that nothing can match; the message names task and problem.
         ImportError: a grader's package is missing.
     """
     remarks = []
@@ -64,7 +64,7 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the folder holds a run that differs in what is known before the model is loaded.
 
     Args:
-        settings: see :func:`beaconkv.evaluation.answers.run_settings.run_settings`.
+        settings: Settings from :func:`beaconkv.evaluation.answers.run_settings.run_settings`.
     """
     path = out / "run.json"
     if path.is_file():
@@ -72,13 +72,13 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_prompts(evaluation: Evaluation) -> list[str]:
-    """See that every method takes the model, and that its budget leaves room for every prompt.
+    """Check that every method supports the model, and that its budget leaves room for every prompt.
 
     Returns:
         Remarks on tasks whose longest text is longer than the model was made for.
 
     Raises:
-        ValueError: what cannot work; the message names method, task and problem.
+        ValueError: a method or budget that cannot work; the message names method, task and problem.
     """
     for cell in evaluation.cells:
         cell.new_cache(evaluation.model).detach()

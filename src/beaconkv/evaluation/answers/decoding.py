@@ -1,4 +1,4 @@
-"""Writing text for a batch of prompts, each row as it would be alone."""
+"""Writing text for a batch of prompts; the text of a row does not depend on the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...integrations.transformers import BoundedCache, cache_argument
 
 RETIRE = 0.25
-"""Finished rows are taken out of the batch once they are so large a share of it."""
+"""Share of finished rows from which they are removed from the batch."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Sampling:
     """How the next token is chosen.
 
     Attributes:
-        max_new_tokens: the most tokens of one answer.
-        temperature: 0 takes the likeliest token.
-        top_p: nucleus, in (0, 1].
+        max_new_tokens: Maximum number of tokens of one answer.
+        temperature: Temperature; 0 takes the likeliest token.
+        top_p: Share of the probability that sampling chooses from (nucleus), in (0, 1].
 
     Raises:
         ValueError: a number out of range.
@@ -43,14 +43,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Written:
-    """What one row wrote.
+    """The output of one row.
 
     Attributes:
-        row: its number in the batch.
-        tokens: without the end token.
-        capped: whether the limit ended it.
-        evictions: how often its layers were evicted.
-        rows: how many rows the cache held when it ended.
+        row: Number of the row in the batch.
+        tokens: Token ids without the end token.
+        capped: Whether the limit ended it.
+        evictions: Number of evictions of each of its layers.
+        rows: Number of rows in the cache when it ended.
     """
 
     row: int
@@ -72,7 +72,7 @@ def write_answers(
     done: Callable[[Written], None],
     advance: Callable[[int], None] = lambda rows: None,
 ) -> None:
-    """Let the model go on with each prompt until a stop token or the limit.
+    """Let the model continue each prompt until a stop token or the limit.
 
     Each row draws from a generator of its own, so what it writes does not depend on the other rows
     (beyond the rounding of a matrix product of another size).
@@ -88,7 +88,7 @@ def write_answers(
         advance: called after each step with the number of rows still writing.
 
     Raises:
-        ValueError: an empty prompt, or as many seeds as prompts are missing.
+        ValueError: an empty prompt, or not as many seeds as prompts.
     """
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts need as many seeds, got {len(seeds)}")
@@ -102,7 +102,7 @@ def write_answers(
     call = {"use_cache": True, cache_argument(): cache, "attention_mask": mask if is_padded else None}
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     dice = Dice(sampling, seeds, device)
-    rows = list(range(len(prompts)))  # of the prompts, still in the batch
+    rows = list(range(len(prompts)))  # numbers of the prompts that are still in the batch
     texts: list[list[int]] = [[] for _ in prompts]
     open_rows = set(rows)
     stops = set(stop)
@@ -161,7 +161,7 @@ class Dice:
         probs, order = (
             (logits.float() / self.sampling.temperature).softmax(-1).sort(dim=-1, descending=True, stable=True)
         )
-        below = probs.cumsum(-1) - probs  # mass of the likelier tokens
+        below = probs.cumsum(-1) - probs  # probability of the likelier tokens
         probs = probs * (below < self.sampling.top_p)
         mass = probs.cumsum(-1)
         at = self.numbers[:, step % self.BLOCK, None] * mass[:, -1:]

@@ -1,4 +1,4 @@
-"""One message, and what a model writes after it."""
+"""One message, and the answer of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .decoding import Sampling, write_answers
 
 
 def chat_text(tokenizer: Any, message: str) -> str:
-    """A message of the user in the tokenizer's chat template, up to where the answer begins."""
+    """A message of the user in the tokenizer's chat template, up to the beginning of the answer."""
     chat = [{"role": "user", "content": message}]
     return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
@@ -48,7 +48,7 @@ def generate_text(
         streamer: streamer of transformers; it receives the tokens as they are written.
 
     Returns:
-        The text, its counts and speed, what the cache held, the settings, and where all this comes from.
+        The text, its counts and speed, the numbers of the cache, the settings, and the provenance.
     """
     template = chat and loaded.tokenizer.chat_template is not None
     text = chat_text(loaded.tokenizer, message) if template else message
@@ -90,15 +90,15 @@ def write_text(
     chat: bool,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[list[int], int]:
-    """Let a model go on with a prompt, with the full cache.
+    """Let a model continue a prompt, with the full cache.
 
     Args:
-        seed: random seed of the sampling.
-        chat: apply the chat template, if the tokenizer has one.
-        advance: called with the number of tokens that were just written.
+        seed: Random seed of the sampling.
+        chat: Whether to apply the chat template, if the tokenizer has one.
+        advance: Function called with the number of tokens that were just written.
 
     Returns:
-        All token ids, and how many of them are the prompt.
+        All token ids, and the number of tokens of the prompt.
 
     Raises:
         ValueError: a prompt without tokens.

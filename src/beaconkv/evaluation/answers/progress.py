@@ -1,4 +1,4 @@
-"""How far an evaluation is, and how long it may still take."""
+"""The progress of an evaluation, and the time it may still take."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Progress:
     """Counts answers and tokens. A subclass that shows them overrides :meth:`started` and :meth:`changed`.
 
     Attributes:
-        answers, done: how many there are to be, and are: those of earlier runs included.
-        tokens: written by this run.
-        batch: what is computed now.
+        answers, done: Number of answers in all, and of those that exist, those of earlier runs included.
+        tokens: Number of tokens written by this run.
+        batch: Batch that is computed now.
     """
 
     def __init__(self, answers: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,12 +55,12 @@ class Progress:
 
     @property
     def is_bounded(self) -> bool:
-        """No answer of this run has ended yet: what remains is reckoned from the longest one allowed."""
+        """Whether no answer of this run has ended yet: the rest is then estimated from the longest answer allowed."""
         return not self._ended
 
     @property
     def share(self) -> float:
-        """Between 0 and 1, of the tokens that there will be by what is known now."""
+        """Share, between 0 and 1, of the tokens that are expected in all."""
         if self.done >= self.answers:
             return 1.0
         expected = self._expected()
@@ -70,18 +70,18 @@ class Progress:
 
     @property
     def speed(self) -> float | None:
-        """Tokens a second of this run; None before there are any."""
+        """Tokens per second of this run; None before there are any."""
         seconds = 0.0 if self._start is None else self._clock() - self._start
         return self.tokens / seconds if self.tokens and seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """By the length of the answers so far and the speed so far; None before anything was written."""
+        """Seconds by the lengths of the answers and the speed so far; None before anything was written."""
         expected = self._expected()
         return None if self.speed is None or expected is None else self._remaining(expected) / self.speed
 
     def _expected(self) -> float | None:
-        """Tokens of an answer: all that were written for each that ended, since the first to end are the shortest."""
+        """Tokens of an answer: all that were written, per answer that ended, since the shortest answers end first."""
         if self.batch is None:
             return None
         if not self._ended:

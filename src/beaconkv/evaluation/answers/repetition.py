@@ -1,4 +1,4 @@
-"""Does an output end in a loop? Evicted caches make models repeat themselves until the length limit."""
+"""Detection of a loop at the end of an output: evictions can make a model repeat itself until the length limit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Loop:
 def repetition_loop(tokens: Sequence, min_repeats: int = 4, max_period: int = 512, min_tokens: int = 64) -> Loop | None:
     """The loop that a sequence ends in, exact to the token, with the shortest period.
 
-    A list that counts ("1, 2, 3, ...") is no loop: something changes in every round.
+    A list that counts ("1, 2, 3, ...") is no loop: its rounds differ.
 
     Args:
-        tokens: token ids, words, or a string (its characters are the tokens).
-        min_repeats: whole rounds that make a loop, at least 2.
-        max_period: longest round looked for.
-        min_tokens: tokens that all rounds cover together, so that a row of dashes is no loop.
+        tokens: Token ids, words, or a string (its characters are the tokens).
+        min_repeats: Minimum number of whole rounds of a loop, at least 2.
+        max_period: Maximum number of tokens of a round.
+        min_tokens: Minimum number of tokens of all rounds together, so that a row of dashes is no loop.
 
     Returns:
         The loop or None. Takes at most ``max_period`` times ``max(min_repeats * max_period, min_tokens)``

@@ -1,4 +1,4 @@
-"""``result.json``: the answers of an evaluation, summarised, with its settings and where they come from."""
+"""``result.json``: the answers of an evaluation, summarised, with its settings and their provenance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .run import Evaluation
 def evaluate_and_write(
     evaluation: Evaluation, out: Path, reference: str, progress: Progress | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """Compute what is missing in a folder, and write ``result.json`` there.
+    """Compute the missing samples of a folder, and write ``result.json`` there.
 
     Args:
         out: folder of the samples and the result.

@@ -1,6 +1,6 @@
-"""Every method at every budget on the same problems; each sample is written down as it is done.
+"""Every method at every budget on the same problems; each sample is written to disk as it is done.
 
-A killed run goes on with the samples that are missing, and with no others. Samples are computed in batches, as large
+A killed run resumes with the samples that are missing, and with no others. Samples are computed in batches, as large
 as fits for each method and budget. The rounding of a matrix product depends on its size, so the last bits of a row
 depend on the number of rows of its batch, which each sample records (``rows``).
 """
@@ -77,16 +77,16 @@ class Evaluation:
         self.stop = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
     def settings(self) -> dict[str, Any]:
-        """What the samples depend on, methods and budgets aside: those may be added to a run."""
+        """The settings that the samples depend on, except methods and budgets, which may be added to a run."""
         known = run_settings(self.tasks, self.sampling, self.seed, self.overrides)
         return {"weights": weights_hash(self.model), **known}
 
     def limit(self, task: Task) -> int:
-        """Most tokens of an answer to a task."""
+        """Maximum number of tokens of an answer to a task."""
         return min(self.sampling.max_new_tokens, task.max_new_tokens or self.sampling.max_new_tokens)
 
     def groups(self) -> Iterator[Batch]:
-        """All samples, by what may be computed together: first one run of all methods, then the next."""
+        """All samples, grouped by what may be computed together: first one run of all methods, then the next."""
         for run in range(self.runs):
             for cell in self.cells:
                 for task in self.tasks:
@@ -98,7 +98,7 @@ class Evaluation:
         return {group.key(problem) for group in self.groups() for problem in group.problems}
 
     def execute(self, out: Path, progress: Progress | None = None) -> Path:
-        """Compute what is missing in ``out/samples.jsonl``.
+        """Compute the samples that are missing in ``out/samples.jsonl``.
 
         Args:
             out: a folder.
@@ -134,9 +134,9 @@ class Evaluation:
             batch = Batch(group.cell, group.task, group.run, tuple(missing[:rows]), group.limit)
             progress.started(batch)
             if not self._fits(batch, records, progress):
-                size = rows // 2  # what has been answered is kept; the others come again, fewer at a time
+                size = rows // 2  # answers that are complete are kept; the others are computed again, fewer at a time
                 where = f"{batch.cell.name}, task {batch.task.name}"
-                logger.warning("%s: memory did not do for %d rows; going on with %d", where, rows, size)
+                logger.warning("%s: not enough memory for %d rows; continuing with %d", where, rows, size)
 
     def _missing(self, group: Batch, records: RecordFile) -> list[Problem]:
         done = records.done()

@@ -1,4 +1,4 @@
-"""What the samples of a run depend on."""
+"""The settings that the samples of a run depend on."""
 
 from __future__ import annotations
 

@@ -42,16 +42,17 @@ def compare_on_problems(
     """Let a model answer the problems with the full cache and with each policy, and compare.
 
     Args:
-        policies: specs of the policies that are compared with the full cache.
-        budget: B_max, entries per layer and KV head.
-        tokens: number of tokens each answer is made long.
-        model: name of the model, for the result.
-        stage: called with what begins now; what it returns is called once after each of ``tokens`` steps.
+        policies: Specs of the policies that are compared with the full cache.
+        budget: Maximum number of entries per layer and KV head (B_max).
+        tokens: Number of tokens of each answer.
+        model: Name of the model, for the result.
+        stage: Function called with the name of each stage; it returns a function that is called after each of the
+            ``tokens`` steps.
 
     Returns:
-        A row for each cache, the full one first: its text's speed, what it held and, for a bounded one,
-        ``same_until``, tokens until each answer first differs from the full cache's, and ``agreement``, how often it
-        finds the same next token when it reads the full cache's text.
+        A row for each cache, the full one first: speed, the numbers of the cache and, for a bounded one,
+        ``same_until``, the number of tokens until each answer first differs from the full cache's, and ``agreement``,
+        the share of equal next tokens when it reads the full cache's text.
     """
     tokenizer = loaded.tokenizer
     texts = [chat_text(tokenizer, problem) for problem in WORD_PROBLEMS]
@@ -122,10 +123,10 @@ class _StepCounter:
 def _follow(
     loaded: LoadedModel, inputs: Mapping[str, Tensor], text: Tensor, cache: BoundedCache, advance: Callable[[], None]
 ) -> Tensor:
-    """Feed the full cache's text through a bounded cache; the token it would have chosen at each place.
+    """Feed the full cache's text through a bounded cache.
 
     Returns:
-        (rows, tokens) int64.
+        (rows, tokens) int64, the token that it would have chosen at each position.
     """
     ids, mask, chosen = inputs["input_ids"], inputs["attention_mask"], []
     for step in range(text.shape[1]):

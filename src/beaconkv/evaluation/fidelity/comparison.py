@@ -1,4 +1,4 @@
-"""Fidelity records, put together: means over texts, their intervals, and paired differences."""
+"""Summary of fidelity records: means over texts, their intervals, and paired differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feeding given texts through a bounded cache, token by token, as a model would write them."""
+"""Feeding given texts through a bounded cache, token by token, as in generation."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .texts import Text
 
 @dataclass(frozen=True)
 class RowCost:
-    """What one text's row of a cache came to.
+    """The cost of one text's row of a cache.
 
     Attributes:
-        evictions: times it was compacted, per layer.
-        kv_bytes, state_bytes: its share of the batch's keys and values, and of positions and policy state.
-        peak_kv_bytes: its share of the batch's peak, the prompt under way in one layer included.
+        evictions: Number of evictions per layer.
+        kv_bytes, state_bytes: Share of the batch's bytes of keys and values, and of positions and policy state.
+        peak_kv_bytes: Share of the batch's peak, the whole prompt in one layer included.
     """
 
     evictions: int
@@ -66,9 +66,9 @@ def follow(
     losses: list[LostMass] | None = None,
     block: int = 64,
 ) -> tuple[list[list[RowCost]], float]:
-    """Read the prompts in one pass, then one token of each text a step, with each of the caches.
+    """Read the prompts in one pass, then one token of each text per step, with each of the caches.
 
-    Each row does what it would do alone. A row is dropped when its text ends.
+    The result of a row does not depend on the other rows. A row is dropped when its text ends.
 
     Args:
         decoder: decoder of the caches' model, without the output head.
@@ -79,8 +79,8 @@ def follow(
         losses: one for each cache, called at the steps it asks for; or None.
 
     Returns:
-        For each cache and row what it cost, and the seconds that all steps of one token took, without output head
-        and measuring.
+        The cost of each cache and row, and the seconds of all decode steps together, without output head and
+        measuring.
     """
     device, number = next(decoder.parameters()).device, len(caches)
     host = caches[0] if number == 1 else SideBySide(caches)

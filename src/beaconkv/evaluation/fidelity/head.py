@@ -10,15 +10,15 @@ class OutputHead:
     """Computes logits from last hidden states.
 
     A decode step that stops at the hidden state saves the product with the vocabulary, which costs several times
-    more a token than in one go; and hidden states are small enough to keep (576 numbers a token where
-    the logits of SmolLM2-135M have 49,152).
+    more per token than for many tokens at once; and hidden states are small enough to keep (576 numbers per token,
+    where the logits of SmolLM2-135M have 49,152).
 
     Args:
-        model: a transformers decoder.
-        ids: (1, n) int64, a few tokens to try it on.
+        model: Decoder of transformers.
+        ids: Token ids (1, n) int64, a few for a test.
 
     Raises:
-        ValueError: the model does more with its logits than is known here.
+        ValueError: the model computes its logits in a way that is not supported.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor) -> None:
@@ -32,7 +32,7 @@ class OutputHead:
             found = self.logits(self.decoder(ids, use_cache=False).last_hidden_state)
         tolerance = 4 * torch.finfo(expected.dtype).eps * expected.abs().max()  # rounding only
         if found.shape != expected.shape or (found - expected).abs().max() > tolerance:
-            raise ValueError(f"{type(model).__name__} makes its logits in a way that is not known here")
+            raise ValueError(f"{type(model).__name__} computes its logits in a way that is not supported")
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden (..., D) -> (..., V) float32."""

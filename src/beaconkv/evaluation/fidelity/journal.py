@@ -1,4 +1,4 @@
-"""Records of many settings in one JSONL file, each under a key of its own; a stopped run goes on from there."""
+"""Records of many settings in one JSONL file, each under its own key, from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..records.line_file import LineFile
 
 
 class Journal:
-    """Records by their field ``key``, kept in a file if there is one; see :class:`LineFile` for what it survives.
+    """Records by their field ``key``, kept in a file if there is one; :class:`LineFile` says what it survives.
 
     Attributes:
-        done: key -> record.
+        done: Records by key.
 
     Raises:
         ValueError, BlockingIOError: as :class:`LineFile`.

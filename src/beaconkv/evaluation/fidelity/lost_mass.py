@@ -1,4 +1,4 @@
-"""Attention mass lost: how much of what the full cache looks at is no longer there."""
+"""Lost attention mass: the share of the full cache's attention on evicted entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .reference import Reference
 from .texts import Text
 
 BLOCK = 32
-"""Sampled tokens whose attention is computed at a time: their probabilities over the whole text exist at once."""
+"""Number of sampled tokens whose attention is computed at a time; their probabilities over the whole text exist at
+once."""
 
 
 class LostMass:
@@ -23,8 +24,8 @@ class LostMass:
         steps: as given to :func:`read_reference`.
 
     Attributes:
-        sums: per row, the share (mean over layers and query heads), summed over the sampled tokens.
-        counts: per row, sampled tokens.
+        sums: Sum, per row, of the share (mean over layers and query heads) over the sampled tokens.
+        counts: Number, per row, of sampled tokens.
     """
 
     def __init__(self, texts: list[Text], references: list[Reference], steps: list[int]) -> None:
@@ -46,7 +47,7 @@ class LostMass:
             self.flush()
 
     def flush(self) -> None:
-        """Compute what was taken."""
+        """Compute the recorded samples."""
         taken, held, self._taken, self._held = self._taken, self._held, [], []
         if not taken:
             return
@@ -64,9 +65,9 @@ class LostMass:
 
 
 def _as_mask(held: list[Tensor], at: Tensor, size: int) -> Tensor:
-    """n times (H_kv, length) positions, -1 where there is none -> (n, H_kv, size) bool; each sees itself too."""
+    """n times (H_kv, length) positions, -1 where there is none -> (n, H_kv, size) bool; each attends to itself."""
     mask = torch.zeros(len(held), held[0].shape[0], size + 1, dtype=torch.bool, device=at.device)
     for i, positions in enumerate(held):
-        mask[i].scatter_(1, positions.long() % (size + 1), True)  # -1 goes to the place too many
+        mask[i].scatter_(1, positions.long() % (size + 1), True)  # -1 goes to the surplus column
     mask.scatter_(2, at.view(-1, 1, 1).expand(-1, mask.shape[1], -1), True)
     return mask[:, :, :size]

@@ -1,4 +1,4 @@
-"""Fidelity: how near a bounded cache stays to the full one on given texts. No answers are needed.
+"""Fidelity: the distance of a bounded cache to the full cache on given texts. No answers are needed.
 
 Both caches read the same text (teacher forcing); the full one in a single pass, the bounded one token by
 token, because what it evicts depends on it. At each token after the prompt their next-token distributions are compared.
@@ -29,12 +29,12 @@ from .reference import Reference, read_reference, sampled_steps
 from .texts import Text
 
 HEAD_TOKENS = 128
-"""Tokens whose logits exist at a time."""
+"""Number of tokens whose logits exist at the same time."""
 
 
 @dataclass(frozen=True)
 class FidelitySettings:
-    """How it is measured.
+    """Settings of the measurement.
 
     Attributes:
         rows: texts that go through the model together. More is faster, and holds more references in memory:
@@ -73,10 +73,10 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Compare each cell with the full cache on each text.
 
-    A record says, over the tokens after the prompt, given all before: ``kl``, the mean of KL(full ‖ bounded) of the
-    next-token distribution in nats; ``agreement``, how often both find the same token likeliest; ``nll_full`` and
-    ``nll``, mean negative log-likelihood of the text (perplexity is its exponential); ``mass_lost``, the share of
-    the full cache's attention probability on entries that are gone (mean over layers and heads; sampled tokens;
+    A record holds, over the tokens after the prompt, given all before: ``kl``, the mean of KL(full ‖ bounded) of the
+    next-token distribution in nats; ``agreement``, the share of tokens at which both have the same likeliest token;
+    ``nll_full`` and ``nll``, mean negative log-likelihood of the text (perplexity is its exponential); ``mass_lost``,
+    the share of the full cache's attention probability on evicted entries (mean over layers and heads; sampled tokens;
     None if switched off); ``evictions``; bytes, see :class:`~beaconkv.evaluation.fidelity.follow.RowCost`; and
     ``tokens_per_second`` of the whole batch, decoder only.
 
@@ -140,7 +140,7 @@ def measure(
 
 
 def work(texts: Sequence[Text], cells: Sequence[Cell]) -> int:
-    """Tokens that :func:`measure` will report."""
+    """Number of tokens that :func:`measure` will report."""
     return len(cells) * sum(text.predictions for text in texts)
 
 
@@ -208,7 +208,7 @@ def _record(cell: Cell, text: Text, sums: Tensor, lost: LostMass | None, row: in
 
 
 def _compare(head: OutputHead, full: Tensor, bounded: Tensor, target: Tensor) -> Tensor:
-    """full, bounded (n, D), target (n,) -> (4, n): KL, agreement, and the target's negative log-likelihoods."""
+    """KL, agreement and the target's negative log-likelihoods (4, n), from full, bounded (n, D) and target (n,)."""
     p, q = (head.logits(hidden).log_softmax(-1) for hidden in (full, bounded))
     same = (p.argmax(-1) == q.argmax(-1)).float()
     nll = [-t.gather(1, target.unsqueeze(1)).squeeze(1) for t in (p, q)]
@@ -216,7 +216,7 @@ def _compare(head: OutputHead, full: Tensor, bounded: Tensor, target: Tensor) ->
 
 
 def _key(label: str, settings: FidelitySettings, cell: Cell, text: Text) -> str:
-    """Equal for what would give an equal record."""
+    """A key that is equal for measurements with equal records."""
     policy = repr(parse_policy(cell.policy).policy)
     parts = [label, settings.mass_every, settings.seed, policy, vars(cell.schedule), text.digest, text.name]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""What the full cache says about a text, computed once in a forward pass over all of it."""
+"""The reference of a text: the full cache's results, computed once in a forward pass over all of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .texts import Text
 
 
 class LayerAttention(NamedTuple):
-    """What the attention of one full layer can be computed from.
+    """The data from which the attention of one full layer is computed.
 
     Attributes:
         index: index of the layer in the model.
@@ -36,9 +36,9 @@ class LayerAttention(NamedTuple):
         """Attention probability on entries that are not held, mean over the query heads.
 
         Args:
-            samples: which of the sampled tokens; n of them.
-            at: (n,) int64, their positions.
-            held: (n, H_kv, T) bool.
+            samples: Indices of n of the sampled tokens.
+            at: Positions of these tokens (n,) int64.
+            held: Whether each entry is held (n, H_kv, T) bool.
 
         Returns:
             (n,) float32.
@@ -54,11 +54,11 @@ class LayerAttention(NamedTuple):
 
 @dataclass(frozen=True)
 class Reference:
-    """The full cache on one text of T tokens, P of them prompt.
+    """The full cache's results on one text of T tokens, P of them prompt.
 
     Attributes:
-        hidden: (T - P, D) last hidden states of tokens P-1 to T-2: row k predicts token P + k.
-        layers: the full-attention layers.
+        hidden: Last hidden states (T - P, D) of tokens P-1 to T-2: row k predicts token P + k.
+        layers: Full-attention layers.
     """
 
     hidden: Tensor
@@ -66,9 +66,9 @@ class Reference:
 
 
 def sampled_steps(predictions: int, every: int, seed: int) -> list[int]:
-    """Steps at which attention is looked at: one, drawn at random, of each ``every``; none if that is 0.
+    """Steps at which attention is measured: one, drawn at random, of each ``every``; none if that is 0.
 
-    A fixed stride would meet the cycle of evictions always at the same few places. The steps of a shorter text are
+    A fixed stride would sample the cycle of evictions always at the same few steps. The steps of a shorter text are
     the first ones of a longer text.
     """
     if every == 0:
@@ -80,15 +80,15 @@ def sampled_steps(predictions: int, every: int, seed: int) -> list[int]:
 
 @torch.inference_mode()
 def read_reference(model: nn.Module, head: OutputHead, text: Text, steps: list[int], chunk: int = 512) -> Reference:
-    """Send a text through the model with everything kept.
+    """Read a text with the full cache.
 
     Args:
-        steps: step k is the one that reads token P + k - 1 and predicts token P + k; where attention is wanted.
-        chunk: tokens of a forward pass.
+        steps: Steps at which attention is measured; step k reads token P + k - 1 and predicts token P + k.
+        chunk: Number of tokens in a forward pass.
     """
     first = text.prompt_length - 1
     recorder = QueryRecorder(tuple(first + step for step in steps))
-    ids = torch.tensor([text.ids[:-1]], device=model.device)  # nothing is asked about what follows the last token
+    ids = torch.tensor([text.ids[:-1]], device=model.device)  # the prediction after the last token is not used
     hidden = []
     with BoundedCache(model, recorder) as cache:
         for part in ids.split(chunk, dim=1):

@@ -1,4 +1,4 @@
-"""``fidelity.json`` and ``fidelity.md``: how near small caches stay to the full one, as a result and as a table."""
+"""``fidelity.json`` and ``fidelity.md``: the distance of small caches to the full one, as a result and as a table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .measure import FidelitySettings, measure
 from .texts import Text
 
 EXPLAINED = (
-    "KL: of the next-token distribution, full cache to this one, nats a token; [95% interval over texts].",
+    "KL: divergence of the next-token distribution from the full cache's, nats per token; [95% interval over texts].",
     "agree: how often both find the same token likeliest. ppl: perplexity of the text.",
-    "lost: share of the full cache's attention on entries that are gone.",
+    "lost: share of the full cache's attention on evicted entries.",
 )
 
 
@@ -34,14 +34,14 @@ def measure_and_write(
     against: str | None = None,
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, Any]:
-    """Measure what is missing in a folder, and write ``fidelity.json`` and ``fidelity.md`` there.
+    """Measure the missing records of a folder, and write ``fidelity.json`` and ``fidelity.md`` there.
 
     Args:
-        out: folder of the records and the results.
-        model: name of the model.
-        source: file that the texts come from.
-        against: policy that the others are compared with, text by text.
-        advance: as in :func:`~beaconkv.evaluation.fidelity.measure.measure`.
+        out: Folder of the records and the results.
+        model: Name of the model.
+        source: Path of the file that the texts come from.
+        against: Policy that the others are compared with, text by text.
+        advance: Function as in :func:`~beaconkv.evaluation.fidelity.measure.measure`.
 
     Returns:
         The content of ``fidelity.json``.
@@ -71,7 +71,7 @@ def measure_and_write(
 
 
 def title_of(model: str, texts: Sequence[Text]) -> str:
-    """What was read, as the title of a table."""
+    """The title of a table: model, texts and tokens."""
     predicted = sum(text.predictions for text in texts)
     return f"{model}: {len(texts)} texts, {predicted:,} tokens after their prompts"
 

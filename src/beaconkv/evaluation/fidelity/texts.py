@@ -1,4 +1,4 @@
-"""Texts a cache is followed on: a prompt, and a continuation that is given."""
+"""Texts for fidelity: a prompt, and a given continuation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of a prompt and of what follows it.
+    """Tokens of a prompt and of its continuation.
 
     Attributes:
-        name: what results call it.
-        ids: token ids, the prompt first.
-        prompt_length: how many of them are the prompt.
+        name: Name in results.
+        ids: Token ids, the prompt first.
+        prompt_length: Number of tokens of the prompt.
 
     Raises:
         ValueError: no prompt, or nothing after it.
@@ -41,7 +41,7 @@ class Text:
 
     @property
     def digest(self) -> str:
-        """Stands for the tokens and where the prompt ends."""
+        """Hash of the tokens and of the end of the prompt."""
         return hashlib.sha256(repr((self.prompt_length, self.ids)).encode()).hexdigest()
 
 
@@ -92,8 +92,8 @@ def read_row(path: Path, number: int) -> dict[str, Any]:
 def tokenize(rows: Sequence[dict[str, Any]], tokenizer: Any, tokens: int | None, prompt_tokens: int) -> list[Text]:
     """Texts of rows from :func:`read_rows`.
 
-    A problem becomes a chat message, if the tokenizer has a template, and is the prompt; its response goes
-    on as the model's answer. Of a plain text, the first ``prompt_tokens`` are the prompt.
+    A problem becomes a chat message, if the tokenizer has a template, and is the prompt; its response follows
+    as the model's answer. Of a plain text, the first ``prompt_tokens`` are the prompt.
 
     Args:
         tokens: maximum number of tokens of a text, prompt included; None: all.

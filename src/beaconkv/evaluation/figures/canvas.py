@@ -1,4 +1,4 @@
-"""A page to draw on, and writing it: looks that no matplotlibrc changes, and no global figure."""
+"""A page to draw on, and writing it, with settings that no matplotlibrc changes, and without a global figure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ RC = {
 
 @contextmanager
 def looks() -> Iterator[None]:
-    """Our settings for as long as a figure is drawn and written; the caller's come back.
+    """The settings of the figures while one is drawn and written; those of the caller are restored after it.
 
     Raises:
-        ModuleNotFoundError: matplotlib is missing; the message says how to get it.
+        ModuleNotFoundError: matplotlib is missing; the message has the command that installs it.
     """
     try:
         import matplotlib
@@ -75,7 +75,7 @@ class Page:
         return self.figure.add_axes((left / WIDTH, bottom / self.height, width / WIDTH, height / self.height))
 
     def text(self, left: float, top: float, text: str, **style: object) -> None:
-        """Text whose upper left corner is there."""
+        """Text whose upper left corner is at the given point."""
         self.figure.text(left / WIDTH, 1 - top / self.height, text, va="top", **style)
 
     def save(self, stem: Path) -> list[Path]:

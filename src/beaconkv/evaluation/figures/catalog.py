@@ -20,7 +20,7 @@ INTERVALS = "Bars and bands: 95% intervals over {over}; methods are shifted side
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a figure is made of.
+    """The recipe of a figure.
 
     Attributes:
         title: over it.
@@ -153,4 +153,4 @@ FIGURES = {
         kind="fidelity",
     ),
 }
-"""Name -> recipe."""
+"""Recipes by name."""

@@ -1,4 +1,4 @@
-"""From result files to a figure: choose the rows, say what is missing, write the files."""
+"""From result files to a figure: choose the rows, remark on what is missing, write the files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .tables import MEASURES, Found, section
 
 @dataclass(frozen=True)
 class Drawn:
-    """What was written.
+    """The files that were written.
 
     Attributes:
-        files: paths.
-        remarks: what is missing, and what a reader must know.
+        files: Paths of the files.
+        remarks: Remarks on missing rows and on the results.
     """
 
     files: list[Path]
@@ -42,7 +42,7 @@ def draw(
         panels: show different models or problems in panels.
 
     Raises:
-        ValueError: an unknown name or measure; a result of another kind; what :func:`merge` refuses; results
+        ValueError: an unknown name or measure; a result of another kind; errors of :func:`merge`; results
             without any row of this figure (the message names the command that makes them).
         FileNotFoundError: no such result.
         ModuleNotFoundError: a picture without matplotlib.

@@ -11,11 +11,11 @@ from .results import Measured
 from .tables import Found
 
 SPAN = 20
-"""A ratio of values from which the axis is logarithmic."""
+"""Ratio of values from which the axis is logarithmic."""
 
 
 def divergence_blocks(measured: Measured, policies: Sequence[str]) -> list[Block]:
-    """KL against budget. The full cache is the zero of it and has no line."""
+    """KL against budget. It is 0 for the full cache, which has no line."""
     blocks = []
     for title, group in groups(policies):
         lines = [line for line in make_lines(measured, ALL, group, lambda row: row["kl"]) if not line.level]

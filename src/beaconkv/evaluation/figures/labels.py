@@ -1,4 +1,4 @@
-"""Where labels go so that none covers another."""
+"""Positions of labels, so that none covers another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def spread(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Move positions as little as needed (least squares) until any two are at least ``gap`` apart.
+    """Move positions as little as needed (least squares) until any two have a distance of at least ``gap``.
 
     The order is kept; equal ones keep the order given. Where [low, high] has no room for all, the gap shrinks.
 
@@ -18,7 +18,7 @@ def spread(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     if len(order) > 1:
         gap = min(gap, (high - low) / (len(order) - 1))
-    # Without the gaps it is a regression that must not fall: neighbours in the wrong order get their mean.
+    # Without the gaps it is an isotonic regression: neighbours in the wrong order get their mean.
     blocks: list[list[float]] = []  # sum, count
     for rank, i in enumerate(order):
         blocks.append([wanted[i] - rank * gap, 1])
@@ -35,7 +35,7 @@ def spread(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 
 
 
 def thin_out(positions: Sequence[float], gap: float) -> list[bool]:
-    """Which of ascending positions may carry a label with at least ``gap`` between them; the last one always does."""
+    """Which of ascending positions get a label, with at least ``gap`` between them; the last one always does."""
     shown, nearest = [], float("inf")
     for position in reversed(positions):
         fits = nearest - position >= gap

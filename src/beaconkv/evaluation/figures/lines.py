@@ -1,4 +1,4 @@
-"""Values against budget: panels with lines, intervals and labels at their ends."""
+"""Drawing values against budget: panels with lines, intervals and labels at their ends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 LEFT, RIGHT = 0.46, 0.08
 TITLE, HEAD, FOOT = 0.27, 0.26, 0.5
-"""Inches over all blocks, over the panels of one, and under a panel for its budgets."""
+"""Space in inches: over all blocks, over the panels of one, and under a panel for its budgets."""
 LINE = 0.125
-"""Inches from one label to the next."""
+"""Distance in inches from one label to the next."""
 LABEL = 32
-"""Most characters of a label."""
+"""Maximum number of characters of a label."""
 
 
 def draw_lines(title: str, blocks: Sequence[Block], footnote: str) -> Page:
-    """One block under the other. Call it inside of :func:`~beaconkv.evaluation.figures.canvas.looks`."""
+    """Draw one block under the other. It must be called inside of :func:`~beaconkv.evaluation.figures.canvas.looks`."""
     footnote = wrap(footnote)
     heights = [_height(block) for block in blocks]
     note = 0.12 + 0.1 * len(footnote.split("\n"))
@@ -74,7 +74,7 @@ def _draw_block(page: Page, block: Block, top: float, height: float) -> None:
 
 
 def _draw_panel(axes: Axes, plot: Plot, width: float, small: bool = False) -> None:
-    # what is drawn stands in the title, not at the side: it reads easily, and wide numbers do not push it off the page
+    # the title names the measure, not the axis: it is easy to read, and wide numbers do not move it off the page
     title = plot.title if small else f"{plot.title}: {plot.ylabel}"
     axes.set_title(title, loc="left", fontsize=SMALL if small else TEXT, pad=4)
     axes.set_axisbelow(True)
@@ -162,7 +162,7 @@ def _draw_line(axes: Axes, line: Line, shift: float, scale: float) -> None:
         axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=order - 1)
     else:
         axes.vlines(x, low, high, color=style.colour, linewidth=0.7 * scale, alpha=0.6 * scale, zorder=order)
-    # not clipped: at 0 and 100 a line lies half outside
+    # not clipped: at 0 and 100 half of a line is outside
     axes.plot(x, y, color=style.colour, zorder=order + 0.5, clip_on=False, gid=line.name, **_look(line, scale))
 
 
@@ -176,7 +176,7 @@ def _look(line: Line, scale: float) -> dict[str, object]:
 def _draw_labels(axes: Axes, plot: Plot, width: float, height: float) -> None:
     """Names at the right, each with a segment of its line, and a hairline from where the line ends."""
     right = axes.get_xlim()[1]
-    axes.get_ylim()  # settles the scale
+    axes.get_ylim()  # computes the scale
     to_axes = (axes.transData + axes.transAxes.inverted()).transform
     ends = []
     for line in plot.lines:

@@ -47,7 +47,7 @@ def by_budget(
 
 
 def sources(panels: Sequence[Measured]) -> str:
-    """Where the numbers come from."""
+    """The provenance of the numbers."""
     lines = ["## Where this comes from", ""]
     for measured in panels:
         document = measured.results[0].document

@@ -1,4 +1,4 @@
-"""How a method looks in every figure, and which rows of a result are its own."""
+"""The style of a method in every figure, and the rows of a result that belong to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...policies import PolicySpec, parse_policy
 from ...policies.beacon import PAPER
 from ...policies.registry import policy_class
 
-# Okabe and Ito's palette, and from Tol's muted one where it ends; black is the full cache.
+# Okabe and Ito's palette, then colours of Tol's muted one; black is the full cache.
 COLOURS = {
     "beaconkv": ("#D55E00", "o"),
     "rpc": ("#0072B2", "s"),
@@ -25,7 +25,7 @@ COLOURS = {
     "kmeans_nearest": ("#A6761D", "X"),
     "naive_fps": ("#117733", "^"),
 }
-"""Method -> its colour and marker, the same in every figure."""
+"""Colour and marker of each method, the same in every figure."""
 
 OTHER = ("#666666", "h")
 DASHES = ((None, None), (4, 1.5), (1.2, 1.2), (5, 1.2, 1.2, 1.2), (8, 2), (3, 1, 1, 1, 1, 1))
@@ -33,7 +33,7 @@ DASHES = ((None, None), (4, 1.5), (1.2, 1.2), (5, 1.2, 1.2, 1.2), (8, 2), (3, 1,
 
 @dataclass(frozen=True)
 class Style:
-    """How a method is drawn.
+    """The style of a method.
 
     Attributes:
         colour, marker: colour and marker of the method.
@@ -77,7 +77,7 @@ def is_same(first: str, second: str) -> bool:
 
 
 def find(policies: Iterable[str], wanted: Sequence[str]) -> dict[str, str]:
-    """Wanted spec -> the spec among ``policies`` that is this method, itself first; those that none is are left out."""
+    """Wanted spec -> the spec among ``policies`` of the same method, an equal one first; others are left out."""
     policies = list(policies)
     found = {}
     for name in wanted:
@@ -88,13 +88,13 @@ def find(policies: Iterable[str], wanted: Sequence[str]) -> dict[str, str]:
 
 
 def own_budget(policy: str) -> int | None:
-    """The budget that a method brings with it."""
+    """The budget that a method fixes itself."""
     spec = read(policy)
     return None if spec is None else spec.fixed.get("budget")
 
 
 def read(policy: str) -> PolicySpec | None:
-    """The spec, or None if this release does not know it: a result may come from another, or from a user's method."""
+    """The spec, or None if this release does not have it: results may come from another release or a user's method."""
     try:
         return parse_policy(policy)
     except ValueError:

@@ -9,7 +9,7 @@ from .results import Measured, Result
 
 
 def commands(measured: Measured) -> list[str]:
-    """How each file was made."""
+    """The command that made each file."""
     return [shlex.join(["beaconkv", *_arguments(result)]) for result in measured.results if _arguments(result)]
 
 
@@ -31,27 +31,29 @@ def _arguments(result: Result) -> list[str]:
 
 
 def footnote(panels: Sequence[Measured], explained: str) -> str:
-    """What a picture must say of itself: model, problems, seed, commands."""
+    """The footnote of a picture: model, problems, seed, commands."""
     lines = [explained]
     for measured in panels:
         result = measured.results[0]
         facts, rows = result.facts, measured.rows.values()
         row = next(row for (_, _, task), row in measured.rows.items() if task == measured.tasks[0])
-        said = [measured.label]
+        facts_shown = [measured.label]
         if facts.get("weights"):
-            said.append(f"weights {facts['weights']}")
-        said.append(f"{row['problems']} problems" if "problems" in row else f"{max(r['texts'] for r in rows)} texts")
+            facts_shown.append(f"weights {facts['weights']}")
+        facts_shown.append(
+            f"{row['problems']} problems" if "problems" in row else f"{max(r['texts'] for r in rows)} texts"
+        )
         if facts.get("runs"):
-            said.append(f"{facts['runs']} run{'s' if facts['runs'] > 1 else ''} of each")
-        said += [f"seed {facts.get('seed')}", str(facts.get("dtype"))]
-        lines.append(", ".join(said) + ".")
+            facts_shown.append(f"{facts['runs']} run{'s' if facts['runs'] > 1 else ''} of each")
+        facts_shown += [f"seed {facts.get('seed')}", str(facts.get("dtype"))]
+        lines.append(", ".join(facts_shown) + ".")
         made = [_shortened(command) for command in commands(measured)]
         lines += made[:2] + ([f"and {len(made) - 2} more commands"] if len(made) > 2 else [])
     return "\n".join(lines)
 
 
 def _shortened(command: str) -> str:
-    """Without the names of all methods: the picture shows them."""
+    """The command without the names of all methods, which the picture shows."""
     parts = shlex.split(command)
     cut = {i for i, part in enumerate(parts) if i and parts[i - 1] == "--policies" and len(part) > 40}
     return " ".join("..." if i in cut else shlex.quote(part) for i, part in enumerate(parts))

@@ -11,12 +11,12 @@ from .methods import FULL, Style, is_variant, style_of
 from .results import Measured
 
 Estimate = dict[str, Any]
-"""{"mean", "low", "high"}; low and high may be None."""
+"""Dict with "mean", "low" and "high"; low and high may be None."""
 Measure = Callable[[dict[str, Any]], Estimate | None]
-"""Row of a result -> what is drawn of it."""
+"""Function from a row of a result to the value that is drawn."""
 
 MANY = 8
-"""More lines than this are split into two plots: other methods, and variants of BeaconKV."""
+"""Maximum number of lines of a plot; more are split into two plots: other methods, and variants of BeaconKV."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Line:
     """Values of one method over budgets.
 
     Attributes:
-        name: its label.
-        style: its look.
-        points: (budget, estimate), budgets ascending.
-        level: a line at the value of the only point, which has no budget: the full cache.
+        name: Label of the line.
+        style: Style of the line.
+        points: Points (budget, estimate), budgets ascending.
+        level: Whether it is a horizontal line at the value of its only point, which has no budget: the full cache.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Block:
 
 
 def make_lines(measured: Measured, task: str, policies: Sequence[str], measure: Measure) -> tuple[Line, ...]:
-    """The lines of some policies on one task, the full cache first and BeaconKV last, so that it lies above."""
+    """The lines of some policies on one task, the full cache first and BeaconKV last, so that it is on top."""
     lines = []
     full = measured.full(task)
     if full is not None and measure(full) is not None:
@@ -101,7 +101,7 @@ def task_title(measured: Measured, task: str) -> str:
 
 
 def shares(measured: Measured, task: str) -> dict[int, float]:
-    """Budgets in percent of the mean length that the full cache comes to, prompt included, where it is known."""
+    """Budgets in percent of the full cache's mean length, prompt included, where it is known."""
     full = measured.full(task)
     if full is None or not {"prompt_tokens", "tokens"} <= full.keys():
         return {}
@@ -110,7 +110,7 @@ def shares(measured: Measured, task: str) -> dict[int, float]:
 
 
 def groups(policies: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """(title, policies): one group, or if these are many the other methods and the variants, each with BeaconKV."""
+    """Pairs (title, policies): one group, or of many policies two, other methods and variants, each with BeaconKV."""
     leading = [policy for policy in policies if style_of(policy).leading]
     variants = [policy for policy in policies if policy not in leading and is_variant(policy)]
     others = [policy for policy in policies if policy not in leading and policy not in variants]

@@ -1,4 +1,4 @@
-"""Result files: reading them, and putting the parts of one run together."""
+"""Result files: reading them, and merging the parts of one run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..summary import ALL
 from .methods import read
 
 FILES = {"eval": "result.json", "fidelity": "fidelity.json"}
-"""Command -> the file it writes."""
+"""File that each command writes."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Result:
     """One result file.
 
     Attributes:
-        path: where it was read.
-        kind: the command that made it, "eval" or "fidelity".
-        document: its content.
+        path: Path of the file.
+        kind: Command that made it, "eval" or "fidelity".
+        document: Content of the file.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What must be equal in parts of one run."""
+        """The facts that must be equal in parts of one run."""
         document, settings = self.document, self.document.get("settings", {})
         if self.kind == "fidelity":
             texts = sorted({record["text"] for record in document.get("records", [])})
@@ -51,9 +51,9 @@ class Measured:
     """All rows of one model on the same problems.
 
     Attributes:
-        label: the model, and what else distinguishes it from other panels.
-        results: the files.
-        rows: (policy, budget, task) -> row, in order of appearance. The task of a row of fidelity is "all".
+        label: Name of the model, and the facts that distinguish it from other panels.
+        results: Result files.
+        rows: Rows by (policy, budget, task), in order of appearance. The task of a row of fidelity is "all".
     """
 
     label: str
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def tasks(self) -> list[str]:
-        """The task of all problems first: "all", or the only task."""
+        """The tasks, that of all problems first: "all", or the only task."""
         return sorted(dict.fromkeys(task for _, _, task in self.rows), key=lambda task: task != ALL)
 
     def budgets(self, policies: Sequence[str] | None = None) -> list[int]:
@@ -84,8 +84,8 @@ def read_result(path: str | Path) -> Result:
     """Read a result file, or the one in a folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is no result of ``beaconkv eval`` or ``beaconkv fidelity``.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is no result of ``beaconkv eval`` or ``beaconkv fidelity``.
     """
     path = Path(path)
     if path.is_dir():
@@ -105,7 +105,7 @@ def read_result(path: str | Path) -> Result:
 
 
 def merge(results: Sequence[Result], panels: bool = False) -> list[Measured]:
-    """Put the parts of a run together.
+    """Merge the parts of a run.
 
     Args:
         results: results of one kind.
@@ -165,7 +165,7 @@ def _rows(group: list[Result]) -> dict[tuple[str, int | None, str], dict[str, An
 
 
 def _label(group: list[Result], groups: list[list[Result]]) -> str:
-    """The model's name, and where others have the same name, what differs from the first of them."""
+    """The model's name, and, where others have the same name, the facts that differ from the first of them."""
     first = group[0]
     others = [other[0] for other in groups if other[0].model == first.model and other is not group]
     differing = dict.fromkeys(k for other in others for k, v in first.facts.items() if other.facts.get(k) != v)

@@ -10,7 +10,7 @@ from .plots import task_title
 from .results import Measured
 
 Found = dict[str, str]
-"""Wanted spec -> the spec in the results."""
+"""Spec in the results by the wanted spec."""
 POOLS = ("max", "mean")
 
 
@@ -45,7 +45,7 @@ def pooling(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def initial(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 3: the first queries of the text in the place of beacons."""
+    """Table 3: the first queries of the text in place of beacons."""
     rows = []
     first, beacon = found.get("initial_recent"), found.get("beaconkv")
     for budget in measured.budgets(list(found.values())):
@@ -57,7 +57,7 @@ def initial(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 def lengths(measured: Measured, found: Found, task: str, measure: str) -> str:
-    """Table 6: output lengths, with what lies behind long ones."""
+    """Table 6: output lengths, with causes of long ones."""
     header = ["policy", "budget", "mean tokens", "of the full cache", "cut off", "loops", MEASURES[measure] + ", %"]
     full = measured.full(task)
     rows = [] if full is None else [full]
@@ -79,7 +79,7 @@ def lengths(measured: Measured, found: Found, task: str, measure: str) -> str:
 
 
 MEASURES = {"accuracy": "exact answers", "steps_right": "right steps"}
-"""Field of a row -> what it is called."""
+"""Name of a measure by its field in a row."""
 
 
 def quality(measured: Measured, found: Found, task: str, measure: str) -> str:

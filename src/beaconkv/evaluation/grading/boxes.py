@@ -6,7 +6,7 @@ import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-# Without braces TeX takes one token; models mean the whole number. Words are not taken: "in \boxed please".
+# Without braces TeX takes one token, but models mean the whole number. Words do not count: "in \boxed please".
 _BARE = re.compile(r"[-+]?\d+(?:[.,/]\d+)*|\\(?!boxed|fbox)[A-Za-z]+(?:\{[^{}]*\})*|[A-Za-z](?![A-Za-z])")
 
 
@@ -15,7 +15,7 @@ def last_box(text: str) -> str | None:
 
     A box is ``\boxed{...}`` or ``\fbox{...}`` whose braces balance (``\{`` and ``\}`` are no braces), or
     ``\boxed 5`` without braces. A box within a box belongs to the outer one, unless the outer one never closes.
-    Blank boxes ("put it in \boxed{}") are passed over.
+    Blank boxes ("put it in \boxed{}") are skipped.
 
     Returns:
         The content, stripped, with the commands of inner boxes removed; None if there is no such box.

@@ -1,4 +1,4 @@
-"""Are two short mathematical answers equal? Own cleaning, then math-verify in a process that may be killed."""
+"""Equality of two short mathematical answers: own cleaning, then math-verify in a process that may be killed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 SECONDS = 10.0
-"""Longest time one comparison may take."""
+"""Maximum number of seconds of one comparison."""
 ADDRESS_SPACE = 4 << 30
-"""Bytes of address space the comparing process may have."""
+"""Maximum number of bytes of the comparing process's address space."""
 LONGEST = 1000
-"""Characters; a longer answer is not compared."""
+"""Maximum number of characters; a longer answer is not compared."""
 
 _DELIMITER = re.compile(r"\\\\|\\[()\[\]]|\\?\$")
 _SPACING = re.compile(r"\\[,;:!]|\\(?:left|right|displaystyle)(?![A-Za-z])|[\s~]")
@@ -28,13 +28,13 @@ _BASE = re.compile(r"\d_\{?(\d+)\}?$")
 
 
 class NoVerdictError(RuntimeError):
-    """A comparison that took too long or brought its process down."""
+    """A comparison that took too long or crashed its process."""
 
 
 def clean(answer: str) -> str:
-    r"""An answer without what only typesets it: math delimiters, a final full stop, newlines, the sign °.
+    r"""An answer without typesetting: math delimiters, a final full stop, newlines, the sign °.
 
-    ``\$`` goes too: it is a currency, and units are not compared.
+    ``\$`` is removed, too: it is a currency, and units are not compared.
     """
     answer = _DELIMITER.sub(lambda found: found.group() if found.group() == r"\\" else " ", answer)
     answer = answer.replace("^°", "°").replace("°", r"^{\circ}")
@@ -42,10 +42,10 @@ def clean(answer: str) -> str:
 
 
 def equivalent(answer: str, gold: str) -> bool:
-    """Does ``answer`` mean the same as ``gold``? Both without box and delimiters. May be called from any thread.
+    """Whether ``answer`` means the same as ``gold``, both without box and delimiters. May be called from any thread.
 
     Units, percent signs, degree signs and currencies are ignored where only one side has them. Numerals with
-    subscripts (``52_8``) must agree in their base where both name one.
+    subscripts (``52_8``) must have the same base where both have one.
 
     Raises:
         ImportError: math-verify is not installed.
@@ -70,7 +70,7 @@ def require_math_verify() -> None:
 
 
 def is_readable(gold: str) -> bool:
-    """Whether math-verify makes something of a known answer beyond its characters, within ``SECONDS``."""
+    """Whether math-verify can parse a known answer to more than its characters, within ``SECONDS``."""
     try:
         return _PLAIN.fullmatch(gold) is not None or _worker().ask(None, gold)
     except NoVerdictError:
@@ -109,7 +109,7 @@ class _Worker:
                 reply = self._process.stdout.readline()
             except BrokenPipeError:
                 reply = ""
-            except BaseException:  # interrupted while waiting: the reply to come would answer the next question
+            except BaseException:  # interrupted: the pending reply would be read as that of the next comparison
                 self._stop()
                 raise
             if not reply:
@@ -136,7 +136,7 @@ class _Worker:
             self._process = None
 
 
-_WORKERS: dict[int, _Worker] = {}  # by process: a forked child must not share its parent's pipes
+_WORKERS: dict[int, _Worker] = {}  # by process id: a forked child must not share its parent's pipes
 
 
 def _worker() -> _Worker:

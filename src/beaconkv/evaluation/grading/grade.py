@@ -1,4 +1,4 @@
-r"""Right or wrong: what a model's whole output says, against the known answer."""
+r"""Right or wrong: a model's whole output, compared with the known answer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Grade:
     """One verdict.
 
     Attributes:
-        correct: whether the output gives the answer.
-        extracted: what was compared with the answer, or None when there was nothing to compare.
-        reason: why, in a few words; the same few sentences everywhere, so that they can be counted.
+        correct: Whether the output gives the answer.
+        extracted: Text that was compared with the answer, or None when there was nothing to compare.
+        reason: Reason in a few words; the same few sentences everywhere, so that they can be counted.
     """
 
     correct: bool
@@ -30,11 +30,11 @@ class Grade:
 
 
 def final_text(response: str, truncated: bool = False) -> str | None:
-    """What follows the last ``</think>``; the whole output if there is none.
+    """The text after the last ``</think>``; the whole output if there is none.
 
-    None if the output was cut off before any ``</think>``: whatever it holds is thought, and the boxes in a
-    thought are guesses. The opening tag decides nothing, since some templates write it and others leave it to
-    the model; one and the same output must not get two grades.
+    None if the output was cut off before any ``</think>``: the output is then thought alone, and the boxes in a
+    thought are guesses. The opening tag has no effect, since some templates write it and others leave it to
+    the model; the same output must not get two grades.
     """
     _, closed, final = response.rpartition(_CLOSED)
     return None if truncated and not closed else final
@@ -44,12 +44,12 @@ def grade(response: str, answer: str, truncated: bool = False) -> Grade:
     r"""Grade a mathematical answer: the last complete ``\boxed{}`` of the final text, and nothing else.
 
     Args:
-        response: everything the model wrote.
-        answer: the known answer, with or without math delimiters or a box.
-        truncated: the output ended at a length limit, not by the model's own end token.
+        response: Whole output of the model.
+        answer: Known answer, with or without math delimiters or a box.
+        truncated: Whether the output ended at a length limit, not by the model's own end token.
 
     Returns:
-        A grade. No box is wrong. No response makes this raise.
+        A grade. A response without a box is wrong. No response raises an error.
 
     Raises:
         ValueError: ``answer`` is blank.
@@ -85,7 +85,7 @@ def grade_exact(response: str, answer: str, truncated: bool = False, pattern: st
     """Grade a text: the last non-empty line of the final text, or the last match of ``pattern``, must be the answer.
 
     Args:
-        pattern: a regular expression; its first group counts if it has one. Blanks at both ends never count.
+        pattern: Regular expression; its first group counts if it has one. Blanks at both ends never count.
 
     Raises:
         ValueError: ``answer`` is blank.
@@ -102,7 +102,7 @@ def grade_exact(response: str, answer: str, truncated: bool = False, pattern: st
 
 
 GRADERS: dict[str, Callable[..., Grade]] = {"choice": grade_choice, "exact": grade_exact, "math": grade}
-"""Name -> grader(response, answer, truncated=False)."""
+"""Graders by name, each grader(response, answer, truncated=False)."""
 
 
 def get_grader(name: str) -> Callable[..., Grade]:

@@ -1,7 +1,7 @@
-"""A process of its own that asks math-verify whether two answers are equal. Run as a file, by `equivalence`.
+"""A process of its own that compares two answers by math-verify. `equivalence` runs it as a file.
 
-Symbolic comparison may never end (``9^{9^{9^9}}``) or exhaust the memory, deep inside C code. math-verify's own
-time limits are signals: they reach the main thread only, and no C code. This process can simply die instead.
+Symbolic comparison may never end (``9^{9^{9^9}}``) or exhaust the memory, inside C code. math-verify's own
+time limits are signals: they reach the main thread only, and no C code. This process can be killed instead.
 """
 
 import faulthandler
@@ -16,9 +16,9 @@ def main(seconds: float, address_space: int) -> None:
 
     Exit when a line takes too long.
     """
-    replies, sys.stdout = sys.stdout, sys.stderr  # whatever the libraries print is no reply
+    replies, sys.stdout = sys.stdout, sys.stderr  # output of the libraries must not be read as a reply
     logging.disable(logging.CRITICAL)
-    # The folder of this file comes first on the path, where its neighbours would hide modules of the same name.
+    # The folder of this file comes first on the path, where its files would hide modules of the same name.
     if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
     _limit_memory(address_space)
@@ -35,7 +35,7 @@ def main(seconds: float, address_space: int) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True)
         answer, gold = json.loads(line)
         try:
-            if answer is None:  # only whether the known answer can be read: more than its own characters come back
+            if answer is None:  # check only whether the known answer can be parsed to more than its characters
                 equal = any(not isinstance(found, str) for found in parsed(gold))
             else:
                 equal = bool(verify(parsed(gold), parsed(answer), allow_set_relation_comp=True, timeout_seconds=None))
@@ -50,7 +50,7 @@ def _limit_memory(address_space: int) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (address_space, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    except (ImportError, OSError, ValueError):  # not every system has such a limit
+    except (ImportError, OSError, ValueError):  # some systems have no such limit
         pass
 
 

@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 
 def lock_file(path: Path, guarded: Path) -> BinaryIO:
-    """Take the lock ``path`` for as long as the returned file is open; the system frees it when a process dies.
+    """Hold the lock ``path`` for as long as the returned file is open; the system frees it when a process dies.
 
     Raises:
-        BlockingIOError: it is taken; the message names ``guarded`` and the process that has it.
+        BlockingIOError: another process holds it; the message names ``guarded`` and that process.
     """
     file = open(path, "a+b")  # noqa: SIM115
     try:
@@ -29,7 +29,7 @@ def lock_file(path: Path, guarded: Path) -> BinaryIO:
 
 
 def replace_file(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file so that at any moment, whatever is killed, ``path`` is wholly old or wholly new."""
+    """Write a file so that at any moment, even after a kill, ``path`` has either the old or the new content."""
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:
         file.writelines(lines)
@@ -40,7 +40,7 @@ def replace_file(path: Path, lines: Iterable[bytes]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Let the names in a folder reach the disk, where the system can do that."""
+    """Write the names in a folder to the disk, where the system supports it."""
     if os.name != "posix":
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""One JSON object a line."""
+"""One JSON object per line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The records of a file that may be being written: a line without its end is not there yet.
+    """The records of a file, which another process may be writing: a line without its end is not counted.
 
     Raises:
         ValueError: a line that is no JSON object; the message starts with ``file:line``.
@@ -19,7 +19,7 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def whole_lines(path: str | Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each record with the offset in bytes of the end of its line. Raises as ``read_records``."""
+    """Each record with the offset in bytes of the end of its line. The errors are those of ``read_records``."""
     end = 0
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):

@@ -1,4 +1,4 @@
-"""A JSONL file that grows by whole lines and survives a kill: the one way in which results are kept."""
+"""A JSONL file that grows by whole lines and survives a kill. All results are kept in such files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .jsonl import whole_lines
 
 
 class LineFile:
-    """Open for one process at a time, from the constructor to :meth:`close`.
+    """A file open for one process at a time, from the constructor to :meth:`close`.
 
     Args:
         path: the file; its folder is made.
@@ -21,7 +21,7 @@ class LineFile:
             crash of the whole machine can lose those in between.
 
     Raises:
-        ValueError: a line before the last is no JSON object, or ``seen`` refuses it (the message starts with
+        ValueError: a line before the last is no JSON object, or ``seen`` raised for it (the message starts with
             ``file:line``); sync_every below 1.
         BlockingIOError: another process, or another object of this one, has the file open.
     """
@@ -46,7 +46,7 @@ class LineFile:
             raise
 
     def start(self) -> None:
-        """Make ready to append: a last line that a kill cut off goes, all before it stays."""
+        """Open for appending: a last line that a kill cut off is removed, all before it stays."""
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         self._file.truncate(self._size)
         sync_folder(self.path.parent)
@@ -58,7 +58,7 @@ class LineFile:
             rest = memoryview(line)
             while rest:
                 rest = rest[file.write(rest) :]
-        except BaseException:  # a full disk: what follows must not be glued to half a line
+        except BaseException:  # a full disk: the next line must not follow half a line
             file.truncate(self._size)
             raise
         self._size += len(line)
@@ -68,13 +68,13 @@ class LineFile:
             self._unsynced = 0
 
     def stop(self) -> None:
-        """Append no more; the lock is kept, so that the file can be replaced. Raises as :meth:`append`."""
+        """End appending; the lock is kept, so that the file can be replaced. The errors are those of :meth:`append`."""
         file, self._file = self._opened(), None
         os.fsync(file.fileno())
         file.close()
 
     def close(self) -> None:
-        """Let go of the file as it is. May be called twice."""
+        """Close the file as it is. May be called twice."""
         if self._file is not None:
             self.stop()
         self._lock.close()

@@ -1,4 +1,4 @@
-"""Results on disk, one JSON line a sample, written as they come, so that a long run can be killed and resumed.
+"""Results on disk, one JSON line per sample, written as they come, so that a long run can be killed and resumed.
 
 ``samples.jsonl`` (any name) grows by whole lines in order of arrival. ``run.json`` in the same folder holds their
 settings, so one folder holds one run. ``finalize()`` sorts the lines; what a clock measured goes to
@@ -35,10 +35,10 @@ class RecordFile:
         """Open a new file, or resume one: a last line torn by a kill is cut off, all before it is kept.
 
         Args:
-            path: the file; its folder is made.
-            settings: what the samples depend on, as JSON values; kept in ``run.json`` and compared on resuming.
-            key: fields that together name a sample; their values are texts, numbers or None.
-            sync_every: after how many records the disk is waited for, see :class:`LineFile`.
+            path: Path of the file; its folder is made.
+            settings: Settings that the samples depend on, JSON values; kept in ``run.json`` and compared on resuming.
+            key: Names of the fields that together identify a sample; their values are texts, numbers or None.
+            sync_every: Number of records after which the disk is waited for, see :class:`LineFile`.
 
         Raises:
             ValueError: settings or key differ from those of ``run.json``; a line before the last is no record
@@ -67,7 +67,7 @@ class RecordFile:
             return set(self._done)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record. Its field ``timing``, if any, does not take part in the finalized file.
+        """Write one record. Its field ``timing``, if any, is not in the finalized file.
 
         Raises:
             ValueError: a key field is missing or no text, number or None; the key is in the file already; a value

@@ -1,4 +1,4 @@
-"""The settings behind a file of results, and whether a resumed run still has them."""
+"""The settings of a file of results, and the check that a resumed run has the same."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def compare_settings(path: Path, settings: Mapping[str, Any], without: Collection[str] = ()) -> None:
-    """Raise ``ValueError`` if the file has other settings; the message names each, by a dotted name, both values.
+    """Raise ``ValueError`` if the file has other settings; the message has the dotted name and both values of each.
 
     Args:
-        without: settings of the file that are not known yet.
+        without: Names of settings in the file that are not known yet.
     """
     stored = json.loads(path.read_text("utf-8"))
     was = _flat({name: value for name, value in stored.items() if name not in without})

@@ -1,1 +1,1 @@
-"""What can be evaluated: the bundled reasoning tasks, and files of problems and answers."""
+"""Tasks that can be evaluated: the bundled reasoning tasks, and files of problems and answers."""

@@ -1,4 +1,4 @@
-"""What can be evaluated: the bundled reasoning tasks, and any file of problems and answers."""
+"""Loading tasks: the bundled reasoning tasks, and any file of problems and answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .problems import Problem, load_problems
 
 @dataclass(frozen=True)
 class Task:
-    """Problems of one kind and how their answers are judged.
+    """Problems of one kind and the function that grades their answers.
 
     Attributes:
         name: as it stands in results.
@@ -117,10 +117,10 @@ def _reasoning_task(kind: str, samples: int, seed: int, length: float) -> Task:
 
 
 def grade_chain(problem: reasoning.ReasoningProblem, response: str, capped: bool) -> dict[str, Any]:
-    """Judge a chain: the answer, the share of right steps, and what the first wrong step was.
+    """Judge a chain: the answer, the share of right steps, and the kind of the first wrong step.
 
-    Steps count as right by the model's own earlier steps, and out of the steps of the reference (or its own, if it
-    wrote more): what was never written is not right.
+    A step is right if it follows from the model's own earlier steps. The share is out of the steps of the reference (or
+    of the model's own, if it wrote more), so that steps that were not written count as wrong.
     """
     steps = problem.check(response + ("" if capped else reasoning.END))
     number = max(len(problem.check(problem.chain)), len(steps))

@@ -32,7 +32,7 @@ def load_problems(
     answer_field: str = "answer",
     id_field: str = "id",
 ) -> list[Problem]:
-    """Read one JSON object a line; blank lines are passed over.
+    """Read one JSON object per line; blank lines are skipped.
 
     Args:
         path: the file, UTF-8.

@@ -1,8 +1,8 @@
 """Synthetic problems with the structure of long reasoning, written character by character.
 
 A prompt holds rules, facts and a plan. The chain is mostly local work (counting, digit arithmetic), with sparse
-returns to a rule, to the plan, to a condition stated once, to a result of hundreds of tokens ago. Every chain has one
-right text, and every step of what a model writes can be checked.
+returns to a rule, to the plan, to a condition given once, to a result of hundreds of tokens ago. Every chain has one
+right text, and every step that a model writes can be checked.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def draw_problem(kind: str, seed: int | str, size: Size | None = None) -> Reason
     """The problem of a kind and seed, always the same.
 
     Args:
-        kind: one of TASKS.
-        seed: any number or text.
-        size: default: full size, SIZES[kind].
+        kind: Name of the task, one of TASKS.
+        seed: Random seed, any number or text.
+        size: Size of the problem; default: full size, SIZES[kind].
 
     Raises:
         ValueError: an unknown kind; the message lists the choices.

@@ -14,8 +14,8 @@ from ....models import alphabet
 from ....models.alphabet import END, greek
 
 KINDS = ("rule", "list", "note", "recall", "condition", "line", "answer")
-"""What a step does: look up a rule, go on in a list, write down a result, look one up again, look up the
-condition of the prompt, work locally, answer."""
+"""Kinds of steps: look up a rule, go to the next item of a list, write down a result, look a result up again, look up
+the condition of the prompt, work locally, answer."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Step:
     """One step of a chain.
 
     Attributes:
-        kind: one of KINDS.
-        text: as it ought to be.
+        kind: Kind of the step, one of KINDS.
+        text: Expected text.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Step:
 
 
 Walk = Generator[Step, str, None]
-"""Yields steps, receives what was written in their place."""
+"""Generator that yields steps and receives what was written in their place."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class CheckedStep:
     """A step that a model wrote.
 
     Attributes:
-        kind: one of KINDS.
-        start: index of its first character in the chain.
-        expected: what it ought to be, after all that was written before.
-        written: what stands there.
+        kind: Kind of the step, one of KINDS.
+        start: Index of its first character in the chain.
+        expected: Text that follows from all that was written before.
+        written: Text in the chain.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def write(walk: Walk) -> list[Step]:
 
 
 def check(walk: Walk, chain: str) -> list[CheckedStep]:
-    """The steps of a chain that a model wrote, until its end or until it cannot be read any further."""
+    """The steps of a chain that a model wrote, until its end or until its first unreadable step."""
     steps, start, step = [], 0, next(walk)
     try:
         while start < len(chain):
@@ -85,7 +85,7 @@ def check(walk: Walk, chain: str) -> list[CheckedStep]:
 
 
 def _readable(expected: str, written: str) -> bool:
-    """Whether both have the same form: letters for letters, digits for digits, marks alike."""
+    """Whether both texts have the same form: letters for letters, digits for digits, the same marks."""
     if len(expected) != len(written):
         return False
     for a, b in zip(expected, written, strict=True):
@@ -101,7 +101,7 @@ def apply(operation: str, register: str, operand: str) -> str:
 
 
 def after(order: str, place: str) -> str:
-    """What follows in a list; its end, if the place is not in it."""
+    """The next item of a list; its end, if the place is not in it."""
     return order[order.index(place) + 1] if place in order[:-1] else order[-1]
 
 
@@ -109,7 +109,7 @@ def work(tags: str, register: str, operation: str, operand: str, count: str) -> 
     """Local work: ``count`` lines, each one more operation on the register.
 
     A line is ``XYn7+4=1;``: two tags, lines left, register, operation, operand, result. Returns the
-    tags and the register as they stand in the last line that was written.
+    tags and the register of the last line that was written.
     """
     left = int(count)
     while True:

@@ -1,8 +1,8 @@
-"""A ledger: items taken in the order of a list, a running total, and totals asked for at the end.
+"""A ledger: items taken in the order of a list, a running total, and a question about some totals at the end.
 
-    $a+35;b-42;...;[ⓐⓒⓑ];?GKB;>7|     rows: item and work; the order; the items asked for
+    $a+35;b-42;...;[ⓐⓒⓑ];?GKB;>7|     rows: item and work; the order; the items of the question
 
-After each item the total is noted; at the end the notes of three items, stated once in the prompt, are looked
+After each item the total is noted; at the end the notes of three items, given once in the prompt, are looked
 up again, hundreds of tokens after they were written.
 """
 

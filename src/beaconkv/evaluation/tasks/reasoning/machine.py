@@ -1,10 +1,10 @@
-"""A machine of rules, walked until it halts.
+"""A machine of rules, followed until it halts.
 
     %a+35KM;q!;?+4;...;>B7|     rows: state, work, exit when the register is even, exit when it is odd
 
-The chain looks up the rule of each state, does its work, and leaves by the exit that the register
-names. Rules come back after many steps, never within the last few. At the end the condition ``?+4``,
-stated once, is applied.
+The chain looks up the rule of each state, does its work, and takes the exit that the register
+selects. Rules come back after many steps, never within the last few. At the end the condition ``?+4``,
+given once, is applied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .chain import Step, Walk, apply, conclude, work
 from .problem import ReasoningProblem, Size, draw_work, lay_out
 
 GAP = 8
-"""A state comes back after more steps than this."""
+"""Number of steps within which no state comes back."""
 
 
 def draw(rng: random.Random, size: Size) -> ReasoningProblem:
@@ -29,7 +29,7 @@ def draw(rng: random.Random, size: Size) -> ReasoningProblem:
     gap = min(GAP, len(states) // 2)
     steps = min(size.steps, 2 * len(states))
     while (exits := _exits(rng, states, halt, work_of, register, steps, gap)) is None:
-        steps = max(1, steps - rng.randint(0, 1))  # parity may leave nowhere to go: then a little shorter
+        steps = max(1, steps - rng.randint(0, 1))  # parity may leave no free exit: then the chain is a little shorter
     rules = {s: work_of[s] + "".join(upper(e or rng.choice(states)) for e in exits[s]) for s in states}
     rules[halt] = "!"
     condition = f"+{rng.choice('123456789')}"
@@ -41,7 +41,7 @@ def draw(rng: random.Random, size: Size) -> ReasoningProblem:
 def _exits(
     rng: random.Random, states: list[str], halt: str, work_of: dict[str, str], register: str, steps: int, gap: int
 ) -> dict[str, list[str | None]] | None:
-    """Exits drawn while walking: no state comes back within ``gap`` steps, none leads on by an exit already used."""
+    """Exits drawn step by step: no state comes back within ``gap`` steps, and no exit is taken twice."""
     exits: dict[str, list[str | None]] = {state: [None, None] for state in states}
     path = [states[0]]
     while True:
@@ -68,7 +68,7 @@ def _leave(work: str, register: str) -> str:
 def _walk(rules: dict[str, str], condition: str, state: str, register: str) -> Walk:
     tags = ".."
     while True:
-        row = (yield Step("rule", state + rules.get(state, "!")))[1:]  # a state without a rule leads nowhere
+        row = (yield Step("rule", state + rules.get(state, "!")))[1:]  # a state without a rule has no exit
         if row == "!":
             break
         operation, operand, count, *exits = row

@@ -1,6 +1,6 @@
-"""A plan, carried out item by item, round after round.
+"""A plan, executed item by item, round after round.
 
-    @a+35;...;[ⓐⓒⓑ];(ⓢⓤⓥ);?VU;>7|     rows: item and work; the plan; the rounds; the rounds asked for
+    @a+35;...;[ⓐⓒⓑ];(ⓢⓤⓥ);?VU;>7|     rows: item and work; the plan; the rounds; the rounds of the question
 
 The chain comes back to the same plan and the same rows in every round, and to the list of rounds between
 them. After each round the register is noted; at the end the notes of three rounds are looked up again.

@@ -1,4 +1,4 @@
-"""A reasoning problem: what it is made of, and how it is drawn."""
+"""A reasoning problem: its parts, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .chain import CheckedStep, Walk, check, write
 
 @dataclass(frozen=True)
 class Size:
-    """How large a problem is. Lengths in tokens follow from it.
+    """The size of a problem, from which the length in tokens follows.
 
     Attributes:
-        rules: rows in the prompt, 4 to 24.
-        steps: blocks of local work that the chain is made of, about.
-        least, most: lines of a block, 1 to 9.
+        rules: Number of rows in the prompt, 4 to 24.
+        steps: Number, about, of blocks of local work in the chain.
+        least, most: Minimum and maximum number of lines of a block, 1 to 9.
     """
 
     rules: int
@@ -31,10 +31,10 @@ class ReasoningProblem:
     """A problem and its one right chain.
 
     Attributes:
-        kind: name of the task.
-        prompt: ends with "|".
-        chain: the reference, answer and end mark included.
-        answer: what stands behind the "=" of the answer.
+        kind: Name of the task.
+        prompt: Prompt, which ends with "|".
+        chain: Reference chain, answer and end mark included.
+        answer: Text after the "=" of the answer.
     """
 
     kind: str

@@ -2,9 +2,9 @@
 
     ^a+35KM;x<;g!;?+4;...;>B7|     rows: place, work, first way, second way; a dead end; the goal
 
-At each fork the chain notes the register and the fork it came under. At a dead end it looks up the note of the
-last open fork, takes the register from there, reads the fork's row again and leaves by the second way: a
-stack, kept as notes that name each other.
+At each fork the chain notes the register and the previous open fork. At a dead end it looks up the note of the
+last open fork, takes the register from it, reads the fork's row again and takes the second way: the notes, each
+of which names the previous one, are a stack.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _walk(rules: dict[str, str], condition: str, place: str, register: str) -> W
                 return
             note = yield Step("recall", greek(fork) + notes.get(greek(fork), "0."))
             register, above = note[1:]
-            if len(rule := rules.get(lower(fork), "")) < 5:  # no fork: nothing right can follow
+            if len(rule := rules.get(lower(fork), "")) < 5:  # no fork: no further step can be right
                 return
             operation, operand, count, _, way = (yield Step("rule", lower(fork) + rule))[1:]
         else:
