@@ -153,4 +153,4 @@ FIGURES = {
         kind="fidelity",
     ),
 }
-"""Recipes by name."""
+"""Recipes and their names."""
