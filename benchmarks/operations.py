@@ -91,7 +91,8 @@ def result(function, arguments: tuple, in_place: bool) -> torch.Tensor:
 
 
 def same(name: str, got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether results are equal. Picks may differ where queries are equally far up to rounding, rarely on random ones."""
+    """Whether results are equal. Picks may differ where queries are equally far up to rounding, rarely on random
+    queries."""
     if got.dtype == torch.int64:
         return (got == expected).float().mean() > 0.99
     return torch.allclose(got.float(), expected.float(), rtol=1e-3, atol=1e-5)

@@ -90,7 +90,7 @@ class Method:
         return [int(bound) for count in counts for bound in count.aminmax()]
 
     def check_entries(self, seen: int) -> None:
-        """Raise ``UnequalError`` if a layer holds or held more or fewer entries than allowed. seen: tokens read so far."""
+        """Raise ``UnequalError`` if a layer holds or held a wrong number of entries. seen: tokens read so far."""
         held = self.held()
         least, most = min(held), max(held)
         self.is_whole = least == most == seen

@@ -18,7 +18,7 @@ from .losses import Outcome
 from .trace import Trace
 
 LOCAL, GLOBAL = "#0072B2", "#D55E00"
-FLOOR = 1e-4
+FAINTEST = 1e-4
 """Attention below this is not drawn."""
 
 
@@ -73,9 +73,9 @@ def draw_attention(
         page.text(0.1, 0.08, title)
         left = page.axes(0.55, 0.35, 3.7, 2.3)
         image = left.imshow(
-            rows.clamp_min(FLOOR).numpy(),
+            rows.clamp_min(FAINTEST).numpy(),
             aspect="auto",
-            norm=LogNorm(FLOOR, 1),
+            norm=LogNorm(FAINTEST, 1),
             cmap="magma_r",
             extent=(0, stop, stop - 0.5, start - 0.5),
             interpolation="nearest",

@@ -48,7 +48,7 @@ class TraceWriter:
         info: Description, a JSON value.
 
     Attributes:
-        tensors: Tensors over the file's bytes, by name: values written to them are in the file.
+        tensors: Tensors over the file's bytes: values written to them are in the file.
     """
 
     def __init__(self, path: Path, layout: Layout, info: Mapping[str, Any]) -> None:

@@ -28,7 +28,9 @@ EXPLAINED = (
 
 def replay(
     trace: Path = typer.Argument(..., help="Path of a trace file, from `beaconkv trace record`."),
-    policies: str = typer.Option("beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods."),
+    policies: str = typer.Option(
+        "beaconkv,recent,rkv,streaming_llm", "--policies", "--policy", help="Methods, separated by commas."
+    ),
     budgets: str = typer.Option(
         "256", "--budgets", "--budget", help="Maximum numbers of entries per layer and KV head (B_max)."
     ),

@@ -3,7 +3,7 @@
 Twenty-four letters have four forms, and the form shows the meaning of a letter:
 
     a  key of a rule         occurs in the prompt once, at the head of its row
-    A  mention of a rule     an exit of a row, an item that is asked for
+    A  mention of a rule     an exit of a row, an item of the question
     ⓐ  place in a list       a list is followed from one item to the next
     α  note                  written in the chain, and looked up again later
 """

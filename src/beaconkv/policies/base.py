@@ -131,7 +131,7 @@ class EvictionPolicy(metaclass=_NamedMeta):
     default_prefix: ClassVar[int] = 4
     default_protect: ClassVar[int | str] = 32
     presets: ClassVar[Mapping[str, Preset]] = {}
-    """Published forms by name; a subclass does not inherit them."""
+    """Name -> published form; a subclass does not inherit them."""
 
     def __init_subclass__(cls, *, registered_as: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

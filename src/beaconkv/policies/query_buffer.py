@@ -211,7 +211,7 @@ class QueryBuffer(LayerState):
         return rows.take(self.history)[:, :, : self.num_history[rows.numbers[0]]]
 
     def recents(self, rows: Rows) -> Tensor:
-        """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once so many were seen."""
+        """(R, H, m, D) the last queries after RoPE, oldest first; m = n_recent once that many were seen."""
         return rows.take(self.recent).index_select(2, self._slots(self.num_recent[rows.numbers[0]], 0))
 
     def observation_queries(self, rows: Rows) -> Tensor:

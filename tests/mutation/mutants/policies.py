@@ -102,7 +102,7 @@ MUTANTS = [
         "max(self.n_recent - max(until_full, 0) + 1, 0)",
     ),
     buffer(
-        "pieces of a prompt are all turned from its beginning",
+        "chunks of a prompt are all rotated from its beginning",
         "rope.steps(start, stop)), rows, reduce=True)",
         "rope.steps(0, stop - start)), rows, reduce=True)",
     ),

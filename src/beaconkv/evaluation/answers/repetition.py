@@ -49,9 +49,9 @@ def repetition_loop(tokens: Sequence, min_repeats: int = 4, max_period: int = 51
     return None
 
 
-def _repeats_from(tokens: Sequence, period: int, floor: int) -> int:
-    """Smallest start >= floor from which the rest of the sequence has this period."""
+def _repeats_from(tokens: Sequence, period: int, least: int) -> int:
+    """Smallest start >= least from which the rest of the sequence has this period."""
     i = len(tokens) - period
-    while i > floor and tokens[i - 1] == tokens[i - 1 + period]:
+    while i > least and tokens[i - 1] == tokens[i - 1 + period]:
         i -= 1
     return i

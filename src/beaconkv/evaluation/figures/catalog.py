@@ -15,7 +15,7 @@ from .results import Measured
 from .tables import MEASURES, Found
 
 MIB = 2**20
-INTERVALS = "Bars and bands: 95% intervals over {over}; methods are set apart sideways so that bars can be seen."
+INTERVALS = "Bars and bands: 95% intervals over {over}; methods are shifted sideways so that bars can be seen."
 
 
 @dataclass(frozen=True)
@@ -153,4 +153,4 @@ FIGURES = {
         kind="fidelity",
     ),
 }
-"""Recipes by name."""
+"""Name -> recipe."""

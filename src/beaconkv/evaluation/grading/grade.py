@@ -102,7 +102,7 @@ def grade_exact(response: str, answer: str, truncated: bool = False, pattern: st
 
 
 GRADERS: dict[str, Callable[..., Grade]] = {"choice": grade_choice, "exact": grade_exact, "math": grade}
-"""Graders by name, each grader(response, answer, truncated=False)."""
+"""Name -> grader(response, answer, truncated=False)."""
 
 
 def get_grader(name: str) -> Callable[..., Grade]:

@@ -225,7 +225,7 @@ class BoundedBuilder(ABC):
                 chunked.append(RequestChunks(request, starts[index], self._repeats(chunks, table), table))
         # In place, since the forward pass holds the same tensor.
         common_attn_metadata.slot_mapping[: starts[len(names)]] = self._slots(blocks, places)
-        metadata = super().build(0, self._told(common_attn_metadata, lengths), fast_build)
+        metadata = super().build(0, self._held_lengths(common_attn_metadata, lengths), fast_build)
         if chunked:
             indices = [device_index(numbers, self.device) for numbers in (tokens, rows, columns)]
             metadata.bounded = StepWork(self.group, *indices, chunked)
@@ -244,15 +244,15 @@ class BoundedBuilder(ABC):
         row, entry = staged(torch.from_numpy(np.stack([rows, entry]))).to(blocks.device, non_blocking=True)
         return blocks[row, entry // self._slot_size].long() * self._slot_size + entry % self._slot_size
 
-    def _told(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
+    def _held_lengths(self, common: CommonAttentionMetadata, lengths: list[int]) -> CommonAttentionMetadata:
         """The metadata for vLLM's own builder: lengths in entries held, not in tokens seen."""
         lengths = lengths + [0] * (common.num_reqs - len(lengths))
         on_host = torch.tensor(lengths, dtype=torch.int32)
-        told = self._lengths[: len(lengths)]
-        told.copy_(staged(on_host), non_blocking=True)
+        held = self._lengths[: len(lengths)]
+        held.copy_(staged(on_host), non_blocking=True)
         return replace(
             common,
-            seq_lens=told,
+            seq_lens=held,
             max_seq_len=max(lengths),
             seq_lens_cpu_upper_bound=None if common.seq_lens_cpu_upper_bound is None else on_host,
             _num_computed_tokens_cache=None,
@@ -266,10 +266,10 @@ class BoundedBuilder(ABC):
         return StepWork(self.group, None, self._rows[:count], self._columns[:count], [])
 
     def _build_idle(self, common: CommonAttentionMetadata, fast_build: bool) -> Any:
-        """The plan of a step without requests: a trial run, or the capture of a graph."""
-        told = self._lengths[: common.num_reqs]
-        told.copy_(common.seq_lens[: common.num_reqs])
-        metadata = super().build(0, replace(common, seq_lens=told, _num_computed_tokens_cache=None), fast_build)
+        """The metadata of a step without requests: a trial run, or the capture of a graph."""
+        lengths = self._lengths[: common.num_reqs]
+        lengths.copy_(common.seq_lens[: common.num_reqs])
+        metadata = super().build(0, replace(common, seq_lens=lengths, _num_computed_tokens_cache=None), fast_build)
         if common.max_query_len == 1:
             metadata.bounded = self._plan_steps([], [], common.num_actual_tokens)
         return metadata

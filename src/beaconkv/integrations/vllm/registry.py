@@ -39,14 +39,14 @@ class RequestRegistry:
         self.groups.append(group)
         self.specs.append(spec)
 
-    def begin_step(self, told: Any) -> None:
+    def begin_step(self, output: Any) -> None:
         """Update the requests from vLLM's ``SchedulerOutput`` of a step."""
-        for name in told.finished_req_ids:
+        for name in output.finished_req_ids:
             self._finish(name)
-        for name in told.preempted_req_ids or ():
+        for name in output.preempted_req_ids or ():
             for group in self.groups:
                 group.drop(name)
-        for new in told.scheduled_new_reqs:
+        for new in output.scheduled_new_reqs:
             if new.num_computed_tokens:
                 raise RuntimeError(
                     f"request {new.req_id} begins at token {new.num_computed_tokens}: a bounded cache has to process "
@@ -54,7 +54,7 @@ class RequestRegistry:
                 )
             self._prompts[new.req_id] = new.prompt_len
             self._begin(new.req_id)
-        again = told.scheduled_cached_reqs
+        again = output.scheduled_cached_reqs
         for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
             if name in again.resumed_req_ids and computed == 0:
                 self._begin(name)

@@ -124,7 +124,7 @@ class BoundedManager(FullAttentionManager):
     def allocate_new_blocks(self, request_id: str, num_tokens: int, num_tokens_main_model: int) -> list:
         asked, slots = self._wanted.get(request_id, (None, None))
         if asked != num_tokens:
-            raise RuntimeError(f"request {request_id}: blocks for {num_tokens} tokens, but {asked} were asked for")
+            raise RuntimeError(f"request {request_id}: blocks for {num_tokens} tokens, but {asked} were requested")
         if (held := self._held.get(request_id)) is not None:
             held.steps.append((num_tokens, slots))
         return super().allocate_new_blocks(request_id, slots, slots)
