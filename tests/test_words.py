@@ -23,7 +23,7 @@ BANNED = re.compile(
     | so\ (?:many|much)
     | told | tells | by\ name | ask(?:s|ed)?\ for
     | turn(?:s|ed|ing)?\ (?:back|forward|to\ now|to\ the\ (?:current|next))
-    | houses? | lasting | walls | floors? | doors? | roads? | stretch(?:es)? | witness(?:es)? | anew
+    | houses? | lasting | walls | floors? | doors? | roads? | stretch(?:es)? | anew
     | hand(?:s|ed|ing)\ (?:it\ |them\ |this\ |out\ |over\ |on\ |back\ )?to
     | travels | lives\ (?:in|and|on|with)
     | (?:kept|keeps?|set|taken|stands?|stays?)\ apart

@@ -50,13 +50,13 @@ class Reporter:
     """
 
     def __init__(self, registry: RequestRegistry, ranks: int, rank: int) -> None:
-        self.registry, self.ranks, self.speaks = registry, ranks, rank % ranks == 0
+        self.registry, self.ranks, self.reports = registry, ranks, rank % ranks == 0
         self._last = ServerStats(0, 0, 0, 0, 0, 0, 0)
         self._logged, self._logged_at = self._last, time.monotonic()
 
     def report(self) -> None:
         """Report after a step, where the time has come."""
-        if not self.speaks or not self.registry.groups:
+        if not self.reports or not self.registry.groups:
             return
         stats, metrics = self.registry.stats(), _metrics()
         for name in ("evictions", "entries_dropped", "tokens_seen"):
