@@ -35,7 +35,7 @@ class EvictionSchedule:
     "The prompt" is everything that comes before the first step of a single token.
 
     Raises:
-        ValueError: settings that leave no room; the message says which budget would do.
+        ValueError: settings that leave no room; the message names a sufficient budget.
     """
 
     budget: int | None

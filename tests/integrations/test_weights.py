@@ -69,7 +69,7 @@ class Spy(EvictionPolicy):
         return (view.positions * 7919 % 101).float()
 
 
-class Watched:
+class AttentionRecorder:
     """Attention modules by layer; and of the last pass, cos and sin that each was given, and its weights."""
 
     def __init__(self, model, layers):
@@ -153,7 +153,7 @@ def compare(model, lengths, feeds, budget=28):
     """Of each pass, layer and row compares all weights, and the queries turned back and turned again."""
     run, inputs = Run(model, lengths, budget), prompt(*lengths)
     error, nothing = 0.0, [torch.zeros(model.config.num_key_value_heads, 0, dtype=torch.int64) for _ in lengths]
-    with Watched(model, run.layers) as watched:
+    with AttentionRecorder(model, run.layers) as recorder:
         for number, size in enumerate([None, *feeds]):
             if size is not None:
                 inputs = prompt(*[size] * len(lengths), seed=number)
@@ -162,12 +162,12 @@ def compare(model, lengths, feeds, budget=28):
                 for row, shown in layer.state.shown.items():
                     seen = int(run.mask[row].sum())
                     expected = by_position(
-                        *of_row(watched.weights[index], held.get(index, nothing), row, real, seen), seen
+                        *of_row(recorder.weights[index], held.get(index, nothing), row, real, seen), seen
                     )
                     got = by_position(shown.weights, shown.positions, seen)
                     assert got.shape == expected.shape
                     error = max(error, (got - expected).abs().max().item())
-                    again = watched.turned(index, shown.before, row, real[row])
+                    again = recorder.turned(index, shown.before, row, real[row])
                     torch.testing.assert_close(again, shown.queries, atol=1e-4, rtol=1e-4)
                 assert len(layer.state.shown) == len(lengths)
                 layer.state.shown.clear()

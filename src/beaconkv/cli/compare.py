@@ -79,8 +79,8 @@ def compare(
         "cache: keys and values, measured. + state: positions and remembered queries.",
         "same text: tokens until an answer first differs from the full cache's.",
         "agree: reading the full cache's text, how often the next token is the same.",
-        "tok/s: a text this short does not slow the full cache down yet, and a budget this",
-        "small is evicted all the time. `make bench` measures longer texts.",
+        "tok/s: a text this short does not slow the full cache down yet, and at a budget this",
+        "small evictions are frequent. `make bench` measures longer texts.",
     ):
         console.print(line, style="dim", highlight=False)
     if any(row["budget"] is not None and row["stats"]["evictions"] == 0 for row in rows):

@@ -45,7 +45,7 @@ class use_backend:  # noqa: N801 - used like a function: called for its effect, 
 
     Raises:
         ValueError: another name.
-        RuntimeError: "triton" where Triton does not work; the message says why.
+        RuntimeError: "triton" where Triton does not work; the message has the reason.
     """
 
     def __init__(self, name: str):

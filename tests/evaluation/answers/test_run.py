@@ -45,8 +45,8 @@ def evaluation(policies=POLICIES, budgets=BUDGETS, tasks="machine,search", sampl
     return Evaluation(reasoner(), load_tasks(tasks, samples), cells, Sampling(tokens, temperature=1.0), **settings)
 
 
-class Watched(Progress):
-    """Notes what is computed; raises KeyboardInterrupt once so many samples are there."""
+class RecordedProgress(Progress):
+    """Records what is computed; raises KeyboardInterrupt after ``stop_after`` samples."""
 
     def __init__(self, answers, stop_after=None):
         super().__init__(answers)
@@ -63,10 +63,10 @@ class Watched(Progress):
 
 def run(out, evaluation, stop_after=None):
     """Execute. What was computed, as keys, in batches."""
-    watched = Watched(len(evaluation.keys()), stop_after)
-    evaluation.execute(out, watched)
-    assert watched.done == watched.answers == len(evaluation.keys())
-    return [[batch.key(problem) for problem in batch.problems] for batch in watched.batches]
+    progress = RecordedProgress(len(evaluation.keys()), stop_after)
+    evaluation.execute(out, progress)
+    assert progress.done == progress.answers == len(evaluation.keys())
+    return [[batch.key(problem) for problem in batch.problems] for batch in progress.batches]
 
 
 def samples(out):

@@ -37,7 +37,7 @@ MUTANTS = [
         "waiting steps are one later", "rope.steps(stop - waiting, stop)", "rope.steps(stop - waiting + 1, stop + 1)"
     ),
     requests("now is the next token", "torch.full((1,), seen - 1,", "torch.full((1,), seen,"),
-    requests("beacons are turned to the next token", "rope.steps(seen - 1, seen)", "rope.steps(seen, seen + 1)"),
+    requests("beacons are rotated to the next token", "rope.steps(seen - 1, seen)", "rope.steps(seen, seen + 1)"),
     requests("queries of a chunk are not copied", "append(queries.clone())", "append(queries)"),
     requests(
         "dropped entries are those that stay", "self.totals.dropped += count - keep", "self.totals.dropped += keep"

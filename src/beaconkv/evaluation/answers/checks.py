@@ -44,7 +44,7 @@ def check_answers(tasks: Sequence[Task]) -> list[str]:
         if unread:
             remarks.append(
                 f"task {task.name}: {len(unread)} known answers cannot be read as mathematics: only an answer "
-                f"written alike is right. The first is {unread[0].answer!r} of problem {unread[0].id!r}"
+                f"with the same characters is right. The first is {unread[0].answer!r} of problem {unread[0].id!r}"
             )
     return remarks
 

@@ -10,7 +10,7 @@ from ..records.line_file import LineFile
 
 
 class Journal:
-    """Records by their field ``key``, kept in a file if there is one; :class:`LineFile` says what it survives.
+    """Records by their field ``key``, kept in a file if there is one; see :class:`LineFile` for kills.
 
     Attributes:
         done: Records by key.

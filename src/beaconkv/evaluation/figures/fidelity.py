@@ -34,7 +34,7 @@ def divergence(measured: Measured, found: Found, task: str, measure: str) -> str
         "KL divergence of the full cache's next-token distribution, nats a token": lambda r: number(r["kl"], 4),
         "same likeliest token, %": lambda r: percent(r["agreement"]),
         "perplexity of the texts": lambda r: number(r["perplexity"], 3),
-        "share of the full cache's attention on entries that are gone, %": lambda r: percent(r["mass_lost"]),
+        "share of the full cache's attention on evicted entries, %": lambda r: percent(r["mass_lost"]),
     }
     tables = [f"{title}:\n\n{by_budget(measured, task, list(found.values()), cell)}" for title, cell in parts.items()]
     return "\n\n".join(tables)

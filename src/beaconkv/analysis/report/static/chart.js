@@ -26,7 +26,7 @@ class Chart {
   /**
    * @param id of a figure that holds a .plot and an output
    * @param options name: for screen readers; xLabel, yLabel; yLimits(): [low, high]; yText(v); draw(chart, pen);
-   *   read(t, v): what the plot says at position t, at height v (undefined: of the chosen token)
+   *   read(t, v): the text of the plot at position t, at height v (undefined: of the chosen token)
    */
   constructor(id, options) {
     Object.assign(this, options);
@@ -37,7 +37,7 @@ class Chart {
     this.over = make("canvas");
     this.plot.append(this.base, this.over);
     this.at = null; // where the pointer is: {t, v}
-    this.stale = false; // what the next frame paints anew: all, or the line at the token only
+    this.stale = false; // what the next frame paints again: all, or the line at the token only
     this.waiting = false;
     // Sizes are kept: asking for them while the token changes would make the browser lay out the page each time.
     [this.wide, this.tall] = [0, 0];
@@ -85,7 +85,7 @@ class Chart {
     this.soon();
   }
 
-  /** Paint what has changed with the next frame, however often it is asked for. */
+  /** Paint what has changed with the next frame, however often it is called. */
   soon() {
     if (this.waiting) return;
     this.waiting = true;
@@ -154,7 +154,7 @@ class Chart {
     pen.restore();
   }
 
-  /** The line at the token, or at the pointer, and what the plot says there. */
+  /** The line at the token, or at the pointer, and the text of the plot there. */
   mark() {
     const pen = fit(this.over, this.wide, this.tall);
     const line = (t, dashes) => {

@@ -2,7 +2,7 @@
 
 let colours = {};
 
-/** Read the style sheet's colours anew: after a change of theme. */
+/** Read the style sheet's colours again, after a change of theme. */
 function readColours() {
   const style = getComputedStyle(document.documentElement);
   const names = ["paper", "ink", "soft", "rule", "global", "target", "gone", "held", "cold", "hot", "prompt", "wash"];

@@ -1,4 +1,4 @@
-// What eviction costs: attention lost, and how well observation queries stand for the queries that come.
+// The cost of eviction: attention lost, and how well observation queries represent later queries.
 
 function buildCurves() {
   buildLines();

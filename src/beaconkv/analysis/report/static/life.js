@@ -110,8 +110,8 @@ function lifeImage(dropped, width, height) {
   const column = (t) => Math.min(width, Math.floor((t / run.length) * width));
   for (let j = 0; j < run.length; j++) {
     const row = Math.min(height - 1, Math.floor((j / run.length) * height));
-    const lasting = Math.max(1, Math.ceil(((j + 1) / run.length) * height) - row); // fewer tokens than pixels
-    for (let r = row; r < Math.min(height, row + lasting); r++) {
+    const span = Math.max(1, Math.ceil(((j + 1) / run.length) * height) - row); // fewer tokens than pixels
+    for (let r = row; r < Math.min(height, row + span); r++) {
       entries[r] += 1;
       rows[r * (width + 1) + column(j)] += 1;
       rows[r * (width + 1) + column(Math.min(run.length, dropped[j] + 1))] -= 1;

@@ -3,7 +3,7 @@
 const state = {
   head: 0, // index into run.heads
   policy: -1, // index into run.policies; -1: the full cache
-  other: -1, // the policy beside it; -1: none
+  other: -1, // the policy it is compared with; -1: none
   token: 0, // whose targets are shown
   pinned: false, // pointing elsewhere does not change it
 };

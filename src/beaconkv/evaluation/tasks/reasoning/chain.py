@@ -128,7 +128,7 @@ def conclude(tags: str, register: str, condition: str) -> Walk:
 
 
 def recall(asked: str, notes: dict[str, str]) -> Walk:
-    """Look up the notes that the prompt asks for, and answer with them."""
+    """Look up the notes of the question in the prompt, and answer with them."""
     asked = (yield Step("condition", "?" + asked))[1:]
     found = ""
     for letter in asked:
