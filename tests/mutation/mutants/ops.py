@@ -77,7 +77,9 @@ MUTANTS = [
         "rope.apply(x.float(), cos, -sin) / norm",
         "rope.apply(x.float(), cos, -sin)",
     ),
-    rope("unrotate rotates forward", "rope.apply(x.float(), cos, -sin) / norm", "rope.apply(x.float(), cos, sin) / norm"),
+    rope(
+        "unrotate rotates forward", "rope.apply(x.float(), cos, -sin) / norm", "rope.apply(x.float(), cos, sin) / norm"
+    ),
     rope(
         "rotate swaps cos and sin",
         "rope.cos.float(), rope.sin.float())\n\n\ndef unrotate(",
