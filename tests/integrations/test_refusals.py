@@ -265,7 +265,7 @@ def test_a_cache_whose_model_is_gone():
     del model
     gc.collect()
     for use in (cache.reset, lambda: copy.deepcopy(cache)):
-        with pytest.raises(RuntimeError, match="the model of this BoundedCache is gone"):
+        with pytest.raises(RuntimeError, match="the model of this BoundedCache was deleted"):
             use()
 
 

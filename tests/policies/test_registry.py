@@ -12,9 +12,9 @@ def test_names():
 
 
 def test_make_policy():
-    policy = beaconkv.beaconkv.make_policy("beaconkv", n_recent=4, n_beacon=28, query_pool="mean", group_pool="max")
+    policy = beaconkv.make_policy("beaconkv", n_recent=4, n_beacon=28, query_pool="mean", group_pool="max")
     assert (policy.n_recent, policy.n_beacon, policy.query_pool, policy.group_pool) == (4, 28, "mean", "max")
-    assert beaconkv.beaconkv.make_policy("beaconkv") == beaconkv.make_policy("beaconkv", n_recent=16, n_beacon=16)
+    assert beaconkv.make_policy("beaconkv") == beaconkv.make_policy("beaconkv", n_recent=16, n_beacon=16)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_make_policy():
 )
 def test_refusals_name_the_offender(name, settings, message):
     with pytest.raises(ValueError, match=message):
-        beaconkv.beaconkv.make_policy(name, **settings)
+        beaconkv.make_policy(name, **settings)
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -46,7 +46,7 @@ def test_a_policy_is_one_class():
             return -view.positions.float()
 
     assert beaconkv.policies()["oldest"] is Oldest
-    assert beaconkv.beaconkv.make_policy("oldest").score(type("V", (), {"positions": torch.arange(3)}), None)[0] == 0
+    assert beaconkv.make_policy("oldest").score(type("V", (), {"positions": torch.arange(3)}), None)[0] == 0
 
     with pytest.raises(ValueError, match="policy name 'oldest' is taken by"):
 
