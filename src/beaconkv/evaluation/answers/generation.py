@@ -11,13 +11,8 @@ import torch
 from ...integrations.transformers import BoundedCache, cache_argument
 from ...models import LoadedModel
 from ...provenance import placed_as, provenance
+from ..prompts import chat_text, prompt_ids
 from .decoding import Sampling, write_answers
-
-
-def chat_text(tokenizer: Any, message: str) -> str:
-    """A message of the user in the tokenizer's chat template, up to the beginning of the answer."""
-    chat = [{"role": "user", "content": message}]
-    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def generate_text(
@@ -104,10 +99,7 @@ def write_text(
         ValueError: a prompt without tokens.
     """
     model, tokenizer = loaded
-    if chat and tokenizer.chat_template is not None:
-        ids = tokenizer(chat_text(tokenizer, prompt), add_special_tokens=False)["input_ids"]
-    else:
-        ids = tokenizer(prompt)["input_ids"]
+    ids = prompt_ids(tokenizer, prompt, chat)
     if not ids:
         raise ValueError("the prompt is empty")
     stop = model.generation_config.eos_token_id

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..cells import Cell
+from ..prompts import prompt_ids
 from ..records.record_file import RecordFile
 from ..tasks.load import Task
 from ..tasks.problems import Problem
@@ -72,7 +73,7 @@ class Evaluation:
         self.tasks, self.cells, self.sampling = list(tasks), list(cells), sampling
         self.runs, self.seed, self.batch_size = runs, seed, batch_size
         self.overrides = dict(overrides or {})
-        self.prompts = {(t.name, p.id): self._encode(t, p) for t in tasks for p in t.problems}
+        self.prompts = {(t.name, p.id): prompt_ids(self.tokenizer, p.prompt, t.chat) for t in tasks for p in t.problems}
         ends = self.model.generation_config.eos_token_id
         self.stop = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
@@ -189,13 +190,6 @@ class Evaluation:
             sampling = Sampling(batch.limit, self.sampling.temperature, self.sampling.top_p)
             pad = self.tokenizer.pad_token_id
             write_answers(self.model, prompts, cache, sampling, seeds, self.stop, pad, done, progress.wrote)
-
-    def _encode(self, task: Task, problem: Problem) -> list[int]:
-        if task.chat and self.tokenizer.chat_template is not None:
-            message = [{"role": "user", "content": problem.prompt}]
-            text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self.tokenizer(problem.prompt)["input_ids"]
 
 
 def check_runs(runs: int, batch_size: int | None, sampling: Sampling) -> None:

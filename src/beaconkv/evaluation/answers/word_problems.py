@@ -12,7 +12,7 @@ from torch import Tensor
 from ...integrations.transformers import BoundedCache, cache_argument
 from ...models import LoadedModel
 from ...provenance import placed_as, provenance
-from .generation import chat_text
+from ..prompts import chat_text
 
 WORD_PROBLEMS = (
     "A bakery bakes 18 trays of rolls every morning, 24 rolls on each tray. A quarter of the rolls goes to the "

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..prompts import prompt_ids
+
 
 @dataclass(frozen=True)
 class Text:
@@ -104,12 +106,8 @@ def tokenize(rows: Sequence[dict[str, Any]], tokenizer: Any, tokens: int | None,
     texts = []
     for row in rows:
         if "response" in row and "problem" in row:
-            problem, is_chat = row["problem"], tokenizer.chat_template is not None
-            if is_chat:
-                message = [{"role": "user", "content": problem}]
-                problem = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
             # Tokenized separately, as the model gets them: no token may reach across the end of the prompt.
-            ids = tokenizer(problem, add_special_tokens=not is_chat)["input_ids"]
+            ids = prompt_ids(tokenizer, row["problem"])
             prompt = len(ids)
             ids = ids + tokenizer(row["response"], add_special_tokens=False)["input_ids"]
         else:
