@@ -6,7 +6,6 @@ import re
 import tokenize
 from pathlib import Path
 
-import click
 import pytest
 import typer
 
@@ -82,7 +81,7 @@ def test_help_of_options_begins_with_the_quantity():
         f"{name} {option.opts[0]}: {option.help}"
         for name, command in commands(root)
         for option in command.params
-        if isinstance(option, click.Option) and option.name not in ("help", "install_completion", "show_completion")
+        if option.param_type_name == "option" and option.name not in ("help", "install_completion", "show_completion")
         if not option.help or re.match(FIRST_WORDS, option.help) or not option.help.rstrip().endswith((".", ")"))
     ]
     assert wrong == []

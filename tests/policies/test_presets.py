@@ -149,7 +149,10 @@ def test_our_own_preset_is_kept_apart_from_the_papers():
     plus = make_policy("beaconkv:plus")
     assert (plus.n_recent, plus.n_beacon, plus.query_pool, plus.group_pool) == (4, 12, "mean", "max")
     assert plus.redundancy_weight == 0.1
-    presets = type(plus).presets
-    assert "this project" in presets["plus"].source
-    assert "not the paper's" in presets["plus"].note
-    assert all("arXiv 2609.04971" in preset.source for name, preset in presets.items() if name != "plus")
+    soft = make_policy("beaconkv:soft")
+    assert (soft.n_recent, soft.n_beacon, soft.query_pool, soft.group_pool) == (1, 31, "max", "max")
+    assert (soft.beacon_scale, soft.recent_scale, soft.redundancy_weight) == (0.25, 1.0, 0.5)
+    presets, ours = type(plus).presets, {"plus", "soft"}
+    assert all("this project" in presets[name].source for name in ours)
+    assert all("not the paper's" in presets[name].note for name in ours)
+    assert all("arXiv 2609.04971" in preset.source for name, preset in presets.items() if name not in ours)

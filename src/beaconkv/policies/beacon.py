@@ -50,6 +50,11 @@ class BeaconKV(ObservationPolicy, name="beaconkv"):
             OURS,
             note="not the paper's: fewer queries (20 vectors a head, not 48), mean over them, 0.1 of redundancy",
         ),
+        "soft": Preset(
+            {"n_recent": 1, "n_beacon": 31, "beacon_scale": 0.25, "redundancy_weight": 0.5},
+            "this project, docs/results.md (soft beacons)",
+            note="not the paper's: beacons' logits times 0.25, 31 beacons and 1 recent query, 0.5 of redundancy",
+        ),
     }
 
     n_beacon: int = 16
