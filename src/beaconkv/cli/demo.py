@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def demo(
     task: str = typer.Option("plan@0.5", help="Reasoning tasks, see `beaconkv eval`."),
-    policies: str = typer.Option("full,beaconkv,recent,rkv,streaming_llm", help=POLICIES),
+    policies: str = typer.Option("full,beaconkv,beaconkv:soft,rkv,streaming_llm", help=POLICIES),
     budgets: str = typer.Option("192,384", help=BUDGETS),
     samples: int = typer.Option(32, help="Number of problems of each task."),
     dtype: str | None = typer.Option(None, help=DTYPE),
