@@ -24,6 +24,7 @@ SPECS = [
     "rkv:redundancy_weight=0.5",
     "snapkv:paper",
     "beaconkv:4-28",
+    "beaconkv:soft",
     "beaconkv:mean-mean:redundancy_weight=0.3",
 ]
 SMALL = dict(prefix=2, protect=6)

@@ -34,7 +34,9 @@ def test_without_settings_it_is_vllm(tmp_path):
     assert len({tuple(tokens) for tokens in first_of(stock["rounds"][0])}) == 4
 
 
-@pytest.mark.parametrize("policy", ["beaconkv", "beaconkv:plus", "rpc", "snapkv", "rkv", "streaming_llm", "naive_fps"])
+@pytest.mark.parametrize(
+    "policy", ["beaconkv", "beaconkv:plus", "beaconkv:soft", "rpc", "snapkv", "rkv", "streaming_llm", "naive_fps"]
+)
 def test_tokens_and_entries_equal_those_in_transformers(tmp_path, policy):
     """Greedy, fp32: prompts below and above the budget and vLLM's step, in one batch, against each alone."""
     some = problems(4)
