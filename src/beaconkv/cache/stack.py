@@ -29,6 +29,9 @@ class LayerStack:
 
     Args:
         layers: fresh; in the order of the model.
+
+    Attributes:
+        whole: the layer that holds all heads while the layers are stacked; of a single layer, that layer itself.
     """
 
     def __init__(self, layers: list[BoundedLayer]) -> None:
@@ -109,6 +112,7 @@ class LayerStack:
         return AttentionInputs(step.keys[number], step.values[number], step.valid)
 
     def _begin(self) -> None:
+        """Begin a step with the first layer: at the first step after a prompt, stack the layers if they can be."""
         self.stack()
         if self.is_stacked:
             self._step = self.whole.slab.begin_step(len(self.layers))

@@ -41,7 +41,9 @@ class BoundedCacheLayer(CacheLayerMixin):
         self.is_pending = False  # between update() and the attention function
         self.has_decoded = False  # a step of one token has come: the prompt is complete
         self.waiting: IncompleteChunk | None = None  # tokens of the prompt whose chunk is not complete
-        self._taken: tuple[HostCut, list[int]] | None = None  # of a prompt that the host cuts: tokens taken in, by row
+        self._taken: tuple[HostCut, list[int]] | None = (
+            None  # how the host cuts the prompt; tokens stored of it, by row
+        )
         self._columns: Tensor | bool = False  # see column_positions(); True: the entries as they are
 
     @property

@@ -57,7 +57,7 @@ class RequestRegistry:
         again = scheduled.scheduled_cached_reqs
         for name, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
             if name in again.resumed_req_ids and computed == 0:
-                self._begin(name)
+                self._begin(name)  # with its original prompt: what it wrote is counted as decode steps again
         self._in_step = True
 
     def end_step(self) -> None:
