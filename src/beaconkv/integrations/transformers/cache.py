@@ -242,8 +242,11 @@ class BoundedCache(Cache, AnnouncedCache, ContinuedCache):
 
     @property
     def _is_user_defined(self) -> bool:
-        """Set by ``generate`` of transformers 5 on a cache that it was given. By then the text has been compared, but only
-        by the model whose methods were replaced: so the setter notices a ``generate`` of another model."""
+        """Set by ``generate`` of transformers 5 on a cache that it was given.
+
+        By then the text has been compared, but only by the model whose methods were replaced: so the setter notices
+        a ``generate`` of another model.
+        """
         return self.__dict__.get("is_user_defined", False)
 
     @_is_user_defined.setter
